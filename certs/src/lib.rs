@@ -1,0 +1,1 @@
+//! Creates and renews the certificates of a Sandman fleet and of the dev cluster.

@@ -1,0 +1,1 @@
+//! Wire protocol between a virtual node and its hosts, and how both know each other.

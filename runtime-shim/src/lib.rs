@@ -1,0 +1,1 @@
+//! Host service of Sandman: makes the sandboxes of one host true through containerd.

@@ -1,0 +1,2 @@
+//! Host service of Sandman: makes the sandboxes of one host true through containerd.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Black-box tests against a running dev cluster.

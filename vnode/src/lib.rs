@@ -1,0 +1,1 @@
+//! Virtual node: registers with a cluster and runs its pods on Sandman hosts.

@@ -1,0 +1,2 @@
+//! Virtual node: registers with a cluster and runs its pods on Sandman hosts.
+fn main() {}
