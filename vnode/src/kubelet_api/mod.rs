@@ -1,0 +1,1 @@
+//! The kubelet API of the node.
