@@ -1,2 +1,25 @@
-//! Creates and renews the certificates of a Sandman fleet and of the dev cluster.
-fn main() {}
+//! The `sandman-certs` command. It parses arguments, calls the library and prints what was done.
+
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    match cli::run(cli::Cli::parse(), &mut std::io::stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line with all causes: what failed, then why.
+            eprintln!("sandman-certs: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A certificate and its key as two files. The pair is checked whenever it is read: a key that fits no certificate is found here, not in a handshake.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{KeyPair, PublicKeyData};
+
+use crate::authority::Identity;
+use crate::certificate::Certificate;
+use crate::error::{Error, Result};
+use crate::files;
+
+/// Where a certificate and its key live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairPaths {
+    /// The certificate, PEM, readable by all.
+    pub cert: PathBuf,
+    /// The key, PKCS #8 PEM, mode 0600.
+    pub key: PathBuf,
+}
+
+impl PairPaths {
+    /// `DIR/NAME.crt` and `DIR/NAME.key`.
+    pub fn new(dir: &Path, name: &str) -> Self {
+        Self {
+            cert: dir.join(format!("{name}.crt")),
+            key: dir.join(format!("{name}.key")),
+        }
+    }
+
+    /// Writes a pair where neither file exists. The certificate comes last: where it is, the key is.
+    pub(crate) fn create(&self, identity: &Identity) -> Result<()> {
+        files::check_absent([self.cert.as_path(), self.key.as_path()])?;
+        files::create(&self.key, &identity.key_pem, files::SECRET)?;
+        files::create(&self.cert, &identity.certificate.pem, files::PUBLIC)
+    }
+
+    /// Replaces both files. Two renames cannot be one step, so the new pair is durable beside the
+    /// old one first, and [`PairPaths::finish_replace`] completes a swap that was cut in between.
+    pub(crate) fn replace(&self, identity: &Identity) -> Result<()> {
+        files::stage(&self.cert, &identity.certificate.pem, files::PUBLIC)?;
+        let key = files::stage(&self.key, &identity.key_pem, files::SECRET)?;
+        files::sync_directory(&self.cert)?;
+        files::commit(&key, &self.key)?;
+        files::commit(&files::staged_path(&self.cert), &self.cert)
+    }
+
+    /// Completes an interrupted [`PairPaths::replace`]: the key was moved, its certificate was not yet.
+    /// A staged certificate that does not fit the key belongs to a swap that never began.
+    pub(crate) fn finish_replace(&self) -> Result<()> {
+        let staged = files::staged_path(&self.cert);
+        if !staged.exists() {
+            return Ok(());
+        }
+        let key = read_key(&self.key)?;
+        match files::read(&staged).and_then(|pem| Certificate::parse(&staged, &pem)) {
+            Ok(next) if next.public_key == key.subject_public_key_info() => {
+                files::commit(&staged, &self.cert)
+            }
+            _ => {
+                files::discard(&files::staged_path(&self.key))?;
+                files::discard(&staged)
+            }
+        }
+    }
+}
+
+/// A pair read from disk, found to belong together.
+pub(crate) struct Stored {
+    pub(crate) certificate: Certificate,
+    pub(crate) key: KeyPair,
+}
+
+impl Stored {
+    pub(crate) fn load(paths: &PairPaths) -> Result<Self> {
+        let certificate = Certificate::parse(&paths.cert, &files::read(&paths.cert)?)?;
+        let key = read_key(&paths.key)?;
+        if certificate.public_key != key.subject_public_key_info() {
+            return Err(Error::content(
+                &paths.key,
+                format!("is not the key of {}", paths.cert.display()),
+            ));
+        }
+        Ok(Self { certificate, key })
+    }
+}
+
+pub(crate) fn read_key(path: &Path) -> Result<KeyPair> {
+    // The parser's own text could quote the key; it is left out.
+    KeyPair::from_pem(&files::read(path)?)
+        .map_err(|_| Error::content(path, "is not a PKCS #8 private key in PEM"))
+}
