@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use sandman_certs::approver::{self, ExpectedNode};
 use sandman_certs::{
     Action, Authority, DevPki, DevPkiSpec, FleetAuthority, Member, PairPaths, RenewOptions, Report,
     Role, renew,
@@ -60,6 +61,15 @@ enum Command {
     },
     /// Create the whole PKI of a development cluster, or verify the one that is there.
     DevPki(DevPkiArgs),
+    /// Watch for serving-certificate requests of the given nodes and approve those that name only the node's own addresses.
+    Approve {
+        /// How to reach the API server; without it the pod's service account is used.
+        #[arg(long)]
+        kubeconfig: Option<PathBuf>,
+        /// NAME=ADDRESS[,ADDRESS...] with IP addresses and DNS names; may be repeated.
+        #[arg(long, required = true)]
+        node: Vec<ExpectedNode>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -140,6 +150,14 @@ pub(crate) fn run(cli: Cli, out: &mut impl Write) -> Result<()> {
                 print(&renew(&authority, &path, options, now)?, cli.json, out)?;
             }
             Ok(())
+        }
+        Command::Approve { kubeconfig, node } => {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("cannot start the async runtime")?;
+            let nodes = node.into_iter().collect();
+            Ok(runtime.block_on(approver::run(kubeconfig.as_deref(), nodes))?)
         }
         Command::DevPki(args) => {
             let spec = DevPkiSpec {

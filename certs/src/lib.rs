@@ -2,6 +2,7 @@
 //! Keys are ECDSA P-256; nothing that exists is overwritten except by renewal, and every file is
 //! either absent, old or new.
 
+pub mod approver;
 mod authority;
 mod certificate;
 mod dev_pki;

@@ -256,7 +256,8 @@ mod tests {
 
     #[test]
     fn bad_values_are_refused_with_their_field() {
-        let cases: [(&str, fn(&mut DevPkiSpec)); 4] = [
+        type Change = fn(&mut DevPkiSpec);
+        let cases: [(&str, Change); 4] = [
             ("--server", |s| s.server = "http://10.1.0.1".to_owned()),
             ("--server", |s| s.server = "https://".to_owned()),
             ("--node", |s| s.nodes = vec!["../x".to_owned()]),
