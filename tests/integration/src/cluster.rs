@@ -1,0 +1,150 @@
+//! The running dev cluster, as its environment describes it.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+/// Paths and names of the dev cluster under test.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Kubeconfig of the cluster's administrator.
+    pub kubeconfig: PathBuf,
+    /// kubectl of the cluster's own version.
+    pub kubectl: PathBuf,
+    /// The dev cluster program, to stop and start components.
+    pub dev: PathBuf,
+    /// State folder given to it.
+    pub state_dir: PathBuf,
+    /// Prefix of the test images as the hosts pull them.
+    pub images: String,
+    /// Name of the virtual node.
+    pub node: String,
+}
+
+/// A part of the dev cluster that a test may disturb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    /// The virtual node.
+    Vnode,
+    /// The host service of one host.
+    RuntimeShim(u32),
+    /// containerd of one host.
+    Containerd(u32),
+    /// The image registry.
+    Registry,
+}
+
+impl Component {
+    /// The name that `hack/dev status` shows.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::Vnode => "vnode".to_owned(),
+            Self::RuntimeShim(host) => format!("runtime-shim-{host}"),
+            Self::Containerd(host) => format!("containerd-{host}"),
+            Self::Registry => "registry".to_owned(),
+        }
+    }
+}
+
+fn variable(name: &str) -> Result<String> {
+    std::env::var(name).with_context(|| {
+        format!(
+            "{name} is not set: run the tests by hack/test, or first `eval \"$(hack/dev env)\"`"
+        )
+    })
+}
+
+impl Cluster {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// Names the variable that is missing.
+    pub fn from_env() -> Result<Self> {
+        // A second call in this process reports the first: nothing to do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Ok(Self {
+            kubeconfig: variable("KUBECONFIG")?.into(),
+            kubectl: variable("SANDMAN_KUBECTL")?.into(),
+            dev: variable("SANDMAN_DEV")?.into(),
+            state_dir: variable("SANDMAN_STATE_DIR")?.into(),
+            images: variable("SANDMAN_IMAGES")?,
+            node: variable("SANDMAN_NODE")?,
+        })
+    }
+
+    /// A client with the administrator's rights.
+    ///
+    /// # Errors
+    /// When the kubeconfig cannot be used.
+    pub async fn client(&self) -> Result<Client> {
+        self.client_from(&self.kubeconfig).await
+    }
+
+    /// A client with the rights of another kubeconfig of the cluster's PKI.
+    ///
+    /// # Errors
+    /// When the kubeconfig cannot be used.
+    pub async fn client_from(&self, kubeconfig: &std::path::Path) -> Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        let config =
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Runs a subcommand of the dev cluster program.
+    ///
+    /// # Errors
+    /// With what it printed, when it fails.
+    pub async fn dev(&self, arguments: &[&str]) -> Result<String> {
+        let output = tokio::process::Command::new(&self.dev)
+            .args(arguments)
+            .arg("--state-dir")
+            .arg(&self.state_dir)
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .with_context(|| format!("run {}", self.dev.display()))?;
+        if !output.status.success() {
+            bail!(
+                "{} {}: {}\n{}{}",
+                self.dev.display(),
+                arguments.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Kills a component with SIGKILL; it stays down until [`Self::start`].
+    ///
+    /// # Errors
+    /// As [`Self::dev`].
+    pub async fn kill(&self, component: Component) -> Result<()> {
+        self.dev(&["kill", &component.name()]).await.map(drop)
+    }
+
+    /// Starts a component that was killed; returns when its process runs.
+    ///
+    /// # Errors
+    /// As [`Self::dev`].
+    pub async fn start(&self, component: Component) -> Result<()> {
+        self.dev(&["start", &component.name()]).await.map(drop)
+    }
+
+    /// The last part of a component's log, for failure messages.
+    pub async fn log_tail(&self, component: &str) -> String {
+        match self.dev(&["logs", component]).await {
+            Ok(log) => {
+                let lines: Vec<&str> = log.lines().collect();
+                lines[lines.len().saturating_sub(40)..].join("\n")
+            }
+            Err(error) => format!("(no log: {error})"),
+        }
+    }
+}

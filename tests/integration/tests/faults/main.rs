@@ -1,0 +1,9 @@
+//! Tests that kill parts of the cluster. They run alone, one after the other
+//! (`--test-threads=1`), and put back what they killed.
+
+mod burst;
+mod host;
+mod identity;
+mod registry;
+mod runtime_shim;
+mod vnode;

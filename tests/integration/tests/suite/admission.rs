@@ -1,0 +1,105 @@
+//! Pods that ask for what the node does not do are told so at once.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{
+    Event, PersistentVolumeClaimVolumeSource, Pod, ResourceRequirements, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use sandman_integration::{PodBuilder, Scope, is_phase, wait_event, wait_pod};
+
+async fn rejected(scope: &Scope, builder: PodBuilder, field: &str) -> Result<()> {
+    // Bound directly: the scheduler would look for volumes and room first.
+    let pod = builder
+        .spec(|spec| spec.node_name = Some(scope.cluster.node.clone()))
+        .build();
+    let name = pod.metadata.name.clone().context("name")?;
+    scope.create_pod(&pod).await?;
+    let pod = wait_pod(&scope.api(), &name, "rejected", |pod: &Pod| {
+        is_phase(pod, "Failed")
+    })
+    .await?;
+    let status = pod.status.context("status")?;
+    ensure!(
+        status
+            .reason
+            .as_deref()
+            .is_some_and(|reason| !reason.is_empty()),
+        "{status:?}"
+    );
+    ensure!(
+        status
+            .message
+            .as_deref()
+            .is_some_and(|message| message.contains(field)),
+        "{field}: {status:?}"
+    );
+    let event = wait_event(
+        &scope.api::<Event>(),
+        &name,
+        status.reason.as_deref().unwrap_or(""),
+        field,
+    )
+    .await?;
+    ensure!(event.type_.as_deref() == Some("Warning"), "{event:?}");
+    Ok(())
+}
+
+#[test]
+fn a_volume_claim_is_refused_by_name() {
+    Scope::run(|scope| async move {
+        let builder = PodBuilder::sleeper(&scope.cluster, "claim").volume(Volume {
+            name: "disk".to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: "disk".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        rejected(&scope, builder, "spec.volumes[0].persistentVolumeClaim").await
+    });
+}
+
+#[test]
+fn host_access_is_refused_by_field() {
+    Scope::run(|scope| async move {
+        let network = PodBuilder::sleeper(&scope.cluster, "network")
+            .spec(|spec| spec.host_network = Some(true));
+        rejected(&scope, network, "spec.hostNetwork").await?;
+        let pid =
+            PodBuilder::sleeper(&scope.cluster, "pid").spec(|spec| spec.host_pid = Some(true));
+        rejected(&scope, pid, "spec.hostPID").await?;
+        let privileged = PodBuilder::sleeper(&scope.cluster, "privileged").spec(|spec| {
+            spec.containers[0]
+                .security_context
+                .get_or_insert_default()
+                .privileged = Some(true);
+        });
+        rejected(&scope, privileged, "securityContext.privileged").await
+    });
+}
+
+#[test]
+fn a_pod_larger_than_every_host_is_refused() {
+    Scope::run(|scope| async move {
+        let builder = PodBuilder::sleeper(&scope.cluster, "huge").spec(|spec| {
+            spec.containers[0].resources = Some(ResourceRequirements {
+                requests: Some([("cpu".to_owned(), Quantity("1M".to_owned()))].into()),
+                ..Default::default()
+            });
+        });
+        let pod = builder
+            .spec(|spec| spec.node_name = Some(scope.cluster.node.clone()))
+            .build();
+        scope.create_pod(&pod).await?;
+        let pod = wait_pod(&scope.api(), "huge", "rejected", |pod: &Pod| {
+            is_phase(pod, "Failed")
+        })
+        .await?;
+        let reason = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.reason.as_deref());
+        ensure!(reason == Some("OutOfcpu"), "{:?}", pod.status);
+        Ok(())
+    });
+}

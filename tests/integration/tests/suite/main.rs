@@ -1,0 +1,16 @@
+//! Tests that leave the cluster as they found it, run side by side.
+
+mod admission;
+mod copy;
+mod deletion;
+mod exec;
+mod exec_streams;
+mod images;
+mod init_containers;
+mod kubelet_api;
+mod lifecycle;
+mod logs;
+mod node_identity;
+mod restart;
+mod sharing;
+mod volumes;
