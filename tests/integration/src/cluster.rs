@@ -12,8 +12,8 @@ use kube::{Client, Config};
 pub struct Cluster {
     /// Kubeconfig of the cluster's administrator.
     pub kubeconfig: PathBuf,
-    /// kubectl of the cluster's own version.
-    pub kubectl: PathBuf,
+    /// The control plane's binary, which holds kubectl of the same version.
+    pub kube_dev: PathBuf,
     /// The dev cluster program, to stop and start components.
     pub dev: PathBuf,
     /// State folder given to it.
@@ -50,7 +50,11 @@ impl Component {
     }
 }
 
-fn variable(name: &str) -> Result<String> {
+/// A variable of `hack/dev env`.
+///
+/// # Errors
+/// Names it and says where it comes from.
+pub fn variable(name: &str) -> Result<String> {
     std::env::var(name).with_context(|| {
         format!(
             "{name} is not set: run the tests by hack/test, or first `eval \"$(hack/dev env)\"`"
@@ -68,10 +72,10 @@ impl Cluster {
         let _ = rustls::crypto::ring::default_provider().install_default();
         Ok(Self {
             kubeconfig: variable("KUBECONFIG")?.into(),
-            kubectl: variable("SANDMAN_KUBECTL")?.into(),
+            kube_dev: variable("SANDMAN_KUBE_DEV")?.into(),
             dev: variable("SANDMAN_DEV")?.into(),
             state_dir: variable("SANDMAN_STATE_DIR")?.into(),
-            images: variable("SANDMAN_IMAGES")?,
+            images: format!("{}/sandman", variable("SANDMAN_REGISTRY")?),
             node: variable("SANDMAN_NODE")?,
         })
     }

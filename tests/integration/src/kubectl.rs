@@ -74,7 +74,7 @@ impl Output {
 impl Kubectl {
     pub(crate) fn new(cluster: &Cluster, namespace: &str, transport: Transport) -> Self {
         Self {
-            program: cluster.kubectl.clone(),
+            program: cluster.kube_dev.clone(),
             kubeconfig: cluster.kubeconfig.clone(),
             namespace: namespace.to_owned(),
             transport,
@@ -86,15 +86,8 @@ impl Kubectl {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let websockets = (self.transport == Transport::WebSocket).to_string();
         let mut command = Command::new(&self.program);
-        // The development binary holds kubectl as a subcommand.
-        if self
-            .program
-            .file_name()
-            .is_some_and(|name| name == "kube-dev")
-        {
-            command.arg("kubectl");
-        }
         command
+            .arg("kubectl")
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
             .arg("--namespace")

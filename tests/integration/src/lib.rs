@@ -12,7 +12,7 @@ mod pods;
 mod scope;
 mod wait;
 
-pub use self::cluster::{Cluster, Component};
+pub use self::cluster::{Cluster, Component, variable};
 pub use self::kubectl::{Kubectl, Output, Transport};
 pub use self::node_port::{Answer, NodePort};
 pub use self::pods::{PodBuilder, container, images};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
@@ -11,6 +11,8 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use crate::variable;
 
 /// Answers larger than this are a fault.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -37,14 +39,15 @@ impl NodePort {
     /// # Errors
     /// Names the variable that is missing.
     pub fn from_env() -> Result<Self> {
-        let read = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(read("SANDMAN_KUBELET_CA")?)? {
+        for certificate in CertificateDer::pem_file_iter(variable("SANDMAN_CLUSTER_CA")?)? {
             roots.add(certificate?)?;
         }
+        let kubelet: std::net::SocketAddr = variable("SANDMAN_KUBELET")?.parse()?;
+        let server_name = kubelet.ip().to_string();
         Ok(Self {
-            address: read("SANDMAN_NODE_PORT")?,
-            server_name: read("SANDMAN_NODE_ADDRESS")?,
+            address: variable("SANDMAN_KUBELET_LOCAL")?,
+            server_name,
             roots,
         })
     }

@@ -5,7 +5,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Container, Event, LocalObjectReference, Pod, Secret};
 use kube::api::{ObjectMeta, PostParams};
 use sandman_integration::{
-    Component, PodBuilder, Scope, container_state, is_ready, wait_event, wait_pod,
+    Component, PodBuilder, Scope, container_state, is_ready, variable, wait_event, wait_pod,
 };
 
 fn always(image: String) -> Container {
@@ -54,11 +54,10 @@ fn a_pull_waits_for_the_registry() {
 #[test]
 fn wrong_credentials_are_named_and_right_ones_work() {
     Scope::run(|scope| async move {
-        let read = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
         let (registry, user, password) = (
-            read("SANDMAN_AUTH_IMAGES")?,
-            read("SANDMAN_AUTH_USER")?,
-            read("SANDMAN_AUTH_PASSWORD")?,
+            format!("{}/sandman", variable("SANDMAN_PRIVATE_REGISTRY")?),
+            variable("SANDMAN_PRIVATE_REGISTRY_USER")?,
+            variable("SANDMAN_PRIVATE_REGISTRY_PASSWORD")?,
         );
         let host = registry
             .split('/')

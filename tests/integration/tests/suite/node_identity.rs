@@ -1,14 +1,13 @@
 //! What the node's own credentials must not be able to do, verb by verb.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use sandman_integration::Scope;
+use sandman_integration::{Scope, variable};
 
 async fn node_client(scope: &Scope) -> Result<Client> {
-    let kubeconfig = std::env::var("SANDMAN_NODE_KUBECONFIG")
-        .context("SANDMAN_NODE_KUBECONFIG: the virtual node's own kubeconfig")?;
+    let kubeconfig = variable("SANDMAN_NODE_KUBECONFIG")?;
     scope.cluster.client_from(kubeconfig.as_ref()).await
 }
 
