@@ -1,0 +1,232 @@
+//! The Node object: registered once, kept true afterwards, and made again if
+//! somebody deletes it. Status goes out when it changes, and now and then so
+//! that readers see the node is alive.
+
+pub mod lease;
+pub mod object;
+pub mod serving;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher;
+use kube::runtime::watcher::DefaultBackoff;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::backoff::{Backoff, unit_random};
+use crate::config::Config;
+use crate::hosts::Hosts;
+use crate::strategic;
+
+/// Interval of status writes that only say "still alive"; varied by half.
+const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
+/// Changes that come within this time are written together.
+const SETTLE: Duration = Duration::from_millis(250);
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The kubelet's longest delay between registration attempts.
+const MAX_RETRY: Duration = Duration::from_secs(7);
+
+/// Keeps the Node object. `published` carries the newest copy to others.
+pub struct NodeController {
+    config: Arc<Config>,
+    hosts: Arc<Hosts>,
+    api: Api<Node>,
+    published: watch::Sender<Option<Arc<Node>>>,
+}
+
+// === impl NodeController ===
+
+impl NodeController {
+    /// A controller that has not done anything yet.
+    pub fn new(config: Arc<Config>, hosts: Arc<Hosts>, client: Client) -> Self {
+        Self {
+            config,
+            hosts,
+            api: Api::all(client),
+            published: watch::Sender::new(None),
+        }
+    }
+
+    /// The newest copy of the Node, `None` while there is none.
+    pub fn subscribe(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.published.subscribe()
+    }
+
+    /// Registers the node and keeps its object true; ends only by being dropped.
+    pub async fn run(&self) {
+        tokio::join!(self.follow(), self.keep());
+    }
+
+    /// Writes the status once more, for an orderly end.
+    pub async fn flush(&self) {
+        let node = self.published.borrow().clone();
+        if let Some(node) = node
+            && let Err(error) = self.write_status(&node, false).await
+        {
+            tracing::warn!(%error, "cannot write the last node status");
+        }
+    }
+
+    /// Publishes the Node as the API server shows it.
+    async fn follow(&self) {
+        let watch = watcher::watch_object(self.api.clone(), &self.config.node_name)
+            .backoff(DefaultBackoff::default());
+        tokio::pin!(watch);
+        while let Some(event) = watch.next().await {
+            match event {
+                Ok(node) => {
+                    if node.is_none() && self.published.borrow().is_some() {
+                        tracing::warn!("the node object was deleted");
+                    }
+                    self.published.send_replace(node.map(Arc::new));
+                }
+                Err(error) => tracing::debug!(%error, "watching the node object"),
+            }
+        }
+    }
+
+    async fn keep(&self) {
+        let mut node = self.published.subscribe();
+        let mut hosts = self.hosts.changes();
+        let mut heartbeat = next_heartbeat();
+        let mut backoff = Backoff::new(FIRST_RETRY, MAX_RETRY);
+        loop {
+            let current = node.borrow_and_update().clone();
+            hosts.borrow_and_update();
+            let due = Instant::now() >= heartbeat;
+            let result = match &current {
+                None => self.register().await,
+                Some(current) => self.write_status(current, due).await,
+            };
+            match result {
+                Ok(()) => {
+                    backoff.reset();
+                    if due {
+                        heartbeat = next_heartbeat();
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot write the node object");
+                    tokio::time::sleep(backoff.step()).await;
+                    continue;
+                }
+            }
+            tokio::select! {
+                // The senders live as long as this controller.
+                _ = node.changed() => {}
+                _ = hosts.changed() => {}
+                () = tokio::time::sleep_until(heartbeat) => {}
+            }
+            tokio::time::sleep(SETTLE).await;
+        }
+    }
+
+    /// Creates the Node, or adopts the one that is there.
+    async fn register(&self) -> Result<(), kube::Error> {
+        let wanted = object::node(&self.config, &self.hosts.views(), Timestamp::now());
+        match self.api.create(&PostParams::default(), &wanted).await {
+            Ok(node) => {
+                tracing::info!(node = self.config.node_name, "registered the node");
+                self.published.send_replace(Some(Arc::new(node)));
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let node = self.api.get(&self.config.node_name).await?;
+                tracing::info!(node = self.config.node_name, "took over the existing node");
+                self.published.send_replace(Some(Arc::new(node)));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Brings labels, provider id and status of `node` to what they should be.
+    /// Sends nothing when nothing changed, unless a heartbeat is `due`.
+    async fn write_status(&self, node: &Node, due: bool) -> Result<(), kube::Error> {
+        self.write_metadata(node).await?;
+        let empty = NodeStatus::default();
+        let old = node.status.as_ref().unwrap_or(&empty);
+        let new = object::status(&self.config, &self.hosts.views(), old, Timestamp::now());
+        if !due && object::same(&sorted(old), &sorted(&new)) {
+            return Ok(());
+        }
+        let Some(patch) = strategic::diff(&to_value(old)?, &to_value(&new)?) else {
+            return Ok(());
+        };
+        let patch = json!({ "metadata": { "uid": node.metadata.uid }, "status": patch });
+        let patched = self.patch("status", patch).await?;
+        self.publish(patched);
+        Ok(())
+    }
+
+    async fn write_metadata(&self, node: &Node) -> Result<(), kube::Error> {
+        let have = node.metadata.labels.clone().unwrap_or_default();
+        let missing: serde_json::Map<String, Value> =
+            object::labels(&self.config, &self.hosts.views())
+                .into_iter()
+                .filter(|(label, value)| have.get(label) != Some(value))
+                .map(|(label, value)| (label, Value::String(value)))
+                .collect();
+        let has_id = node
+            .spec
+            .as_ref()
+            .is_some_and(|spec| spec.provider_id.is_some());
+        if missing.is_empty() && has_id {
+            return Ok(());
+        }
+        let mut patch = json!({ "metadata": { "uid": node.metadata.uid, "labels": missing } });
+        // Once set it never changes, whoever set it.
+        if !has_id {
+            patch["spec"] = json!({ "providerID": self.config.node.provider_id });
+        }
+        let params = PatchParams::default();
+        self.api
+            .patch(&self.config.node_name, &params, &Patch::Strategic(patch))
+            .await?;
+        Ok(())
+    }
+
+    async fn patch(&self, subresource: &str, patch: Value) -> Result<Node, kube::Error> {
+        let params = PatchParams::default();
+        let name = &self.config.node_name;
+        self.api
+            .patch_subresource(subresource, name, &params, &Patch::Strategic(patch))
+            .await
+    }
+
+    fn publish(&self, node: Node) {
+        // The watch may have shown a deletion meanwhile; then it is right.
+        self.published.send_if_modified(|current| match current {
+            Some(current) if current.metadata.uid == node.metadata.uid => {
+                *current = Arc::new(node);
+                true
+            }
+            _ => false,
+        });
+    }
+}
+
+/// Conditions in a fixed order, because patches append.
+fn sorted(status: &NodeStatus) -> NodeStatus {
+    let mut status = status.clone();
+    for conditions in &mut status.conditions {
+        conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
+    }
+    status
+}
+
+fn to_value(status: &NodeStatus) -> Result<Value, kube::Error> {
+    serde_json::to_value(status).map_err(kube::Error::SerdeError)
+}
+
+fn next_heartbeat() -> Instant {
+    Instant::now() + HEARTBEAT.mul_f64(0.5 + unit_random())
+}
