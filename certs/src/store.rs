@@ -1,6 +1,8 @@
 //! A certificate and its key as two files. The pair is checked whenever it is read: a key that fits no certificate is found here, not in a handshake.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rcgen::{KeyPair, PublicKeyData};
 
@@ -37,30 +39,38 @@ impl PairPaths {
     /// Replaces both files. Two renames cannot be one step, so the new pair is durable beside the
     /// old one first, and [`PairPaths::finish_replace`] completes a swap that was cut in between.
     pub(crate) fn replace(&self, identity: &Identity) -> Result<()> {
-        files::stage(&self.cert, &identity.certificate.pem, files::PUBLIC)?;
         let key = files::stage(&self.key, &identity.key_pem, files::SECRET)?;
+        let cert = files::stage(&self.cert, &identity.certificate.pem, files::PUBLIC)?;
+        // The certificate comes last. Readers that watch modification times must notice it even
+        // if they looked between the renames, so it is strictly the newer file.
+        let newer = key
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .map_err(Error::io("look at", &key))?
+            + Duration::from_millis(1);
+        File::options()
+            .write(true)
+            .open(&cert)
+            .and_then(|file| file.set_modified(newer))
+            .map_err(Error::io("write", &cert))?;
         files::sync_directory(&self.cert)?;
         files::commit(&key, &self.key)?;
-        files::commit(&files::staged_path(&self.cert), &self.cert)
+        files::commit(&cert, &self.cert)
     }
 
-    /// Completes an interrupted [`PairPaths::replace`]: the key was moved, its certificate was not yet.
-    /// A staged certificate that does not fit the key belongs to a swap that never began.
+    /// Completes an interrupted [`PairPaths::replace`]: the key was moved, its certificate was not
+    /// yet. What is staged of a swap that never began is removed.
     pub(crate) fn finish_replace(&self) -> Result<()> {
         let staged = files::staged_path(&self.cert);
-        if !staged.exists() {
-            return Ok(());
-        }
-        let key = read_key(&self.key)?;
-        match files::read(&staged).and_then(|pem| Certificate::parse(&staged, &pem)) {
-            Ok(next) if next.public_key == key.subject_public_key_info() => {
-                files::commit(&staged, &self.cert)
-            }
-            _ => {
-                files::discard(&files::staged_path(&self.key))?;
-                files::discard(&staged)
+        if staged.exists() {
+            let key = read_key(&self.key)?;
+            let next = files::read(&staged).and_then(|pem| Certificate::parse(&staged, &pem));
+            if next.is_ok_and(|next| next.public_key == key.subject_public_key_info()) {
+                files::commit(&staged, &self.cert)?;
             }
         }
+        files::discard(&files::staged_path(&self.key))?;
+        files::discard(&staged)
     }
 }
 
