@@ -58,7 +58,7 @@ pub(crate) fn stage(path: &Path, content: &str, mode: u32) -> Result<PathBuf> {
     Ok(staged)
 }
 
-/// Removes a staged file, if it is there.
+/// Removes a file that was never in use, if it is there.
 pub(crate) fn discard(staged: &Path) -> Result<()> {
     match std::fs::remove_file(staged) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", staged)(e)),

@@ -188,11 +188,15 @@ impl FleetAuthority {
     }
 
     /// Like [`FleetAuthority::issue`], but an identity found in `out` is kept if it is this
-    /// member's, of this fleet and valid, and is an error otherwise.
+    /// member's, of this fleet and valid, and is an error otherwise. One without its certificate
+    /// was never finished and is made anew.
     pub fn ensure(&self, member: &Member, days: u16, out: &Path) -> Result<Vec<Report>> {
         let profile = member.profile(&self.fleet)?;
         let paths = IdentityPaths::new(out);
         if !paths.pair.cert.exists() {
+            // The certificate is written last: without it the rest is of a run that was cut short.
+            files::discard(&paths.ca)?;
+            files::discard(&paths.pair.key)?;
             return self.issue(member, days, out);
         }
         let found = Stored::load(&paths.pair)?.certificate;

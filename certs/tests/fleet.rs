@@ -219,6 +219,21 @@ fn ensure_keeps_what_fits_and_refuses_what_does_not() {
 }
 
 #[test]
+fn ensure_completes_what_a_killed_run_began() {
+    let fleet = Fleet::new();
+    let host = member(Role::Host, "host-1");
+    let out = fleet.issue(&host);
+    std::fs::remove_file(out.join("tls.crt")).unwrap();
+    fleet.authority.ensure(&host, 365, &out).unwrap();
+    verify(
+        &out.join("ca.crt"),
+        &out.join("tls.crt"),
+        KeyUsage::server_auth(),
+    )
+    .unwrap();
+}
+
+#[test]
 fn renewing_keeps_the_names_and_changes_the_serial() {
     let fleet = Fleet::new();
     let out = fleet.issue(&member(Role::Host, "host-1"));
