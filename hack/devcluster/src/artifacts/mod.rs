@@ -1,0 +1,82 @@
+//! Gets the programs and images that the cluster needs: from the workspace, from a cache, or by
+//! building them, with progress shown.
+
+mod cargo;
+mod daemon_image;
+pub(crate) mod images;
+mod kube_dev;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::layout::Layout;
+use crate::progress::Progress;
+use crate::settings::Artifacts;
+
+/// Packages of the workspace whose binaries the cluster with hosts runs.
+const PACKAGES: [&str; 4] = [
+    "sandman-vnode",
+    "sandman-runtime-shim",
+    "sandman-certs",
+    "sandman-images",
+];
+
+/// Builds what is missing or out of date.
+pub(crate) fn build(
+    layout: &Layout,
+    profile: &str,
+    with_hosts: bool,
+    progress: Progress,
+) -> anyhow::Result<Artifacts> {
+    let mut artifacts = Artifacts {
+        kube_dev: kube_dev::ensure(layout.repo(), progress)?,
+        ..Artifacts::default()
+    };
+    if with_hosts {
+        progress.say(format_args!("building the workspace (profile {profile})"));
+        for built in cargo::build(layout.repo(), profile, &PACKAGES)? {
+            let name = built
+                .file_name()
+                .context("a binary without a name")?
+                .to_owned();
+            let copy = layout.bin_dir().join(&name);
+            copy_if_changed(&built, &copy)?;
+            artifacts
+                .binaries
+                .insert(name.to_string_lossy().into_owned(), copy);
+        }
+        let daemon = cargo::build_static(layout.repo(), profile, "sandman-daemon")?;
+        let image = layout.bin_dir().join("daemon.erofs");
+        daemon_image::ensure(&daemon, &image)?;
+        artifacts.daemon_image = Some(image);
+    }
+    Ok(artifacts)
+}
+
+/// Copies a binary with its time of change. Components run copies: a build in the middle of a test
+/// must not change what a restart starts.
+fn copy_if_changed(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let source = fs::metadata(from).with_context(|| format!("{} is gone", from.display()))?;
+    let same = fs::metadata(to)
+        .is_ok_and(|to| to.len() == source.len() && to.modified().ok() == source.modified().ok());
+    if same {
+        return Ok(());
+    }
+    let temporary = temporary_beside(to)?;
+    fs::copy(from, &temporary)?;
+    File::options()
+        .write(true)
+        .open(&temporary)?
+        .set_modified(source.modified()?)?;
+    fs::rename(&temporary, to).with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// A name in the same folder, from which a finished file is renamed.
+fn temporary_beside(path: &Path) -> anyhow::Result<PathBuf> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    Ok(path.with_extension(format!("new-{}", std::process::id())))
+}

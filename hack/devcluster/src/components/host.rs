@@ -1,0 +1,167 @@
+//! A dedicated host: its own containerd, in its own namespace and folders, and runtime-shim beside
+//! it. Everything that a real host has but the kernel.
+
+use super::vnode::FLEET;
+use super::{Component, Plan, Probe, REGISTRY_PORT, toml_path, toml_string};
+use crate::components::registry::PRIVATE_PORT;
+use crate::net::{Member, endpoint};
+
+/// Port of the host API.
+pub(super) const HOST_API_PORT: u16 = 7443;
+/// Metrics of runtime-shim, on loopback of the host's namespace.
+const METRICS_PORT: u16 = 9440;
+/// Sandboxes a host; its pod network has room for sixteen times as many.
+const PODS: u32 = 1000;
+/// Part of the memory that hosts offer; the control plane runs beside them.
+const MEMORY_PERCENT: u64 = 80;
+
+/// Plugins of containerd that a host does not use. The CRI one would bring a second runtime API;
+/// the others write outside of our folders or probe for what is not there.
+const DISABLED_PLUGINS: &str = r#"[
+  "io.containerd.grpc.v1.cri",
+  "io.containerd.internal.v1.opt",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+]"#;
+
+impl Plan<'_> {
+    pub(super) fn containerd(&self, host: Member) -> Component {
+        let name = component_name("containerd", host);
+        let root = self.layout.data_dir(&host.to_string()).join("containerd");
+        let state = self.layout.host_run_dir(host).join("containerd");
+        let socket = self.layout.containerd_socket(host);
+        let ttrpc = socket.with_extension("sock.ttrpc");
+        let content = format!(
+            "version = 2\n\
+             root = {}\n\
+             state = {}\n\
+             disabled_plugins = {DISABLED_PLUGINS}\n\
+             [grpc]\n\
+             address = {}\n\
+             [ttrpc]\n\
+             address = {}\n",
+            toml_path(&root),
+            toml_path(&state),
+            toml_path(&socket),
+            toml_path(&ttrpc),
+        );
+        let config = self.config(&format!("{name}.toml"));
+        let argv = vec![
+            "/usr/bin/containerd".to_owned(),
+            "--config".to_owned(),
+            config.display().to_string(),
+        ];
+        let mut component = Component::new(name, Some(host), argv);
+        component.files.push((config, content));
+        component.dirs.extend([root, state]);
+        component.ready = Probe::Unix(socket);
+        component
+    }
+
+    pub(super) fn runtime_shim(&self, host: Member) -> anyhow::Result<Component> {
+        let name = component_name("runtime-shim", host);
+        let api = endpoint(host, HOST_API_PORT);
+        let state = self.layout.host_run_dir(host).join("shim");
+        let data = self.layout.data_dir(&host.to_string()).join("shim");
+        let tls = self.layout.fleet_dir().join(host.to_string());
+        let daemon = self
+            .settings
+            .artifacts
+            .daemon_image
+            .clone()
+            .unwrap_or_default();
+        let others: Vec<String> = Member::hosts(self.settings.hosts)
+            .filter(|&other| other != host)
+            .filter_map(Member::pod_cidr)
+            .map(toml_string)
+            .collect();
+        let registry = endpoint(Member::Registry, REGISTRY_PORT);
+        let private = endpoint(Member::Registry, PRIVATE_PORT);
+        let content = format!(
+            r#"host_name = {host_name}
+fleet = {fleet}
+fleet_tls = {tls}
+listen = "{api}"
+host_ip = "{ip}"
+pod_cidr = "{cidr}"
+cluster_cidrs = [{others}]
+containerd_socket = {socket}
+state_dir = {state}
+data_dir = {data}
+daemon_image = {daemon}
+cgroup_parent = {cgroup}
+metrics_listen = "127.0.0.1:{METRICS_PORT}"
+default_runtime = "sandman"
+
+[capacity]
+memory_bytes = {memory}
+pods = {PODS}
+
+[runtimes.sandman]
+type = "io.containerd.runc.v2"
+
+[runtimes.runc]
+type = "io.containerd.runc.v2"
+
+[registries."{registry}"]
+plain_http = true
+
+[registries."{private}"]
+plain_http = true
+"#,
+            host_name = toml_string(host),
+            fleet = toml_string(FLEET),
+            tls = toml_path(&tls),
+            ip = api.ip(),
+            cidr = host.pod_cidr().unwrap_or_default(),
+            others = others.join(", "),
+            socket = toml_path(&self.layout.containerd_socket(host)),
+            state = toml_path(&state),
+            data = toml_path(&data),
+            daemon = toml_path(&daemon),
+            cgroup = toml_string(format!("{}/{host}", self.layout.cgroup_parent())),
+            memory = memory_share(self.settings.hosts),
+        );
+        let config = self.config(&format!("{name}.toml"));
+        let argv = vec![
+            self.settings
+                .artifacts
+                .binary("sandman-runtime-shim")?
+                .display()
+                .to_string(),
+            "--config".to_owned(),
+            config.display().to_string(),
+        ];
+        let mut component = Component::new(name, Some(host), argv);
+        component.files.push((config, content));
+        component.dirs.extend([state, data]);
+        component.inputs.extend([daemon, tls.join("tls.crt")]);
+        component.ready = Probe::Tcp(api.into());
+        Ok(component)
+    }
+}
+
+/// `containerd-0` is what runs on `host-0`.
+fn component_name(what: &str, host: Member) -> String {
+    format!("{what}-{}", host.to_string().trim_start_matches("host-"))
+}
+
+/// Memory that one host offers. Hosts share one machine: together they offer no more than it has.
+pub(super) fn memory_share(hosts: u8) -> u64 {
+    let total = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("MemTotal:"))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        })
+        .map_or(4 << 30, |kib| kib << 10);
+    // Whole MiB read well in `kubectl describe node`.
+    let share = total / 100 * MEMORY_PERCENT / u64::from(hosts.max(1));
+    share & !((1 << 20) - 1)
+}

@@ -1,1 +1,0 @@
-//! The dev cluster: a real control plane, registry, virtual node and hosts in network namespaces.

@@ -1,0 +1,277 @@
+//! Brings the cluster up, or brings up what of it is missing. Every step first looks whether it is
+//! done, so that `up` may be repeated after a crash of anything, `up` included.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use nix::mount::{MsFlags, mount};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use sandman_certs::DevPki;
+
+use crate::artifacts;
+use crate::components::{self, Component, NODE, Plan, ProbeContext};
+use crate::kube_api;
+use crate::layout::Layout;
+use crate::net::{MAX_HOSTS, ensure_fabric};
+use crate::pki;
+use crate::progress::Progress;
+use crate::settings::{Artifacts, Ports, Settings};
+use crate::supervise::{Outcome, Supervisor};
+
+/// A node registers, gets its certificate and connects to its hosts well within this.
+const NODE_READY_WITHIN: Duration = Duration::from_secs(120);
+/// The controller manager makes the first ServiceAccounts well within this.
+const ACCOUNT_WITHIN: Duration = Duration::from_secs(60);
+/// ServiceAccount of the serving-certificate approver, made by the manifests.
+const APPROVER: (&str, &str) = ("sandman-system", "sandman-csr-approver");
+
+/// What `up` was asked for.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Number of hosts; as before, or 1, if not given.
+    pub(crate) hosts: Option<u8>,
+    /// Whether to build what is out of date.
+    pub(crate) build: bool,
+    /// Cargo profile of the workspace binaries.
+    pub(crate) profile: String,
+}
+
+/// Starts everything that does not run.
+pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> {
+    let progress = Progress::start();
+    let before = Settings::load(layout)?;
+    let hosts = choose_hosts(options.hosts, before.as_ref())?;
+    let supervisor = Supervisor::new(layout.clone());
+
+    let artifacts = if options.build {
+        artifacts::build(layout, &options.profile, hosts > 0, progress)?
+    } else {
+        before
+            .as_ref()
+            .map(|settings| settings.artifacts.clone())
+            .context("nothing was built yet; run `hack/dev up` without --no-build")?
+    };
+    let settings = choose_settings(hosts, artifacts, before, &supervisor)?;
+    settings.save(layout)?;
+
+    let pki = pki::control_plane(layout)?;
+    pki::fleet(layout, hosts)?;
+    let kubeconfig = pki::write_admin_kubeconfig(layout, &pki, &settings)?;
+    pki::write_node_kubeconfig(layout, &pki, &settings, NODE)?;
+    mount_run_dir(layout)?;
+    ensure_fabric(layout, hosts)?;
+
+    let client = kube_api::client(&kubeconfig).await?;
+    let up = Up {
+        plan: Plan {
+            layout,
+            settings: &settings,
+            pki: &pki,
+        },
+        supervisor,
+        context: ProbeContext { client },
+        progress,
+    };
+    let changed = up.start_all().await?;
+    if changed == 0 {
+        progress.say("everything runs");
+    }
+    progress.say(format_args!("ready; KUBECONFIG={}", kubeconfig.display()));
+    Ok(())
+}
+
+fn choose_hosts(wanted: Option<u8>, before: Option<&Settings>) -> anyhow::Result<u8> {
+    let had = before.map(|settings| settings.hosts);
+    let hosts = wanted.or(had).unwrap_or(1);
+    if hosts > MAX_HOSTS {
+        bail!("--hosts {hosts}: at most {MAX_HOSTS} fit the address plan");
+    }
+    match had {
+        Some(had) if hosts < had => {
+            bail!(
+                "--hosts {hosts}: the cluster has {had}; run `hack/dev down` to make a smaller one"
+            )
+        }
+        _ => Ok(hosts),
+    }
+}
+
+/// Keeps the ports of the cluster that runs; others may have taken those of one that does not.
+fn choose_settings(
+    hosts: u8,
+    artifacts: Artifacts,
+    before: Option<Settings>,
+    supervisor: &Supervisor,
+) -> anyhow::Result<Settings> {
+    let forwarder_runs = supervisor.running(components::FORWARDER).is_some();
+    let ports = match before {
+        Some(before) if forwarder_runs || before.ports.are_free() => before.ports,
+        _ => Ports::choose()?,
+    };
+    Ok(Settings {
+        hosts,
+        ports,
+        artifacts,
+    })
+}
+
+/// Sockets, and what a host must not write to disk, live on a tmpfs of the cluster's own.
+fn mount_run_dir(layout: &Layout) -> anyhow::Result<()> {
+    let dir = layout.run_dir();
+    fs::create_dir_all(dir)?;
+    if statfs(dir)?.filesystem_type() == TMPFS_MAGIC && is_mount_point(dir)? {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NODEV | MsFlags::MS_NOSUID;
+    mount(
+        Some("sandman-dev"),
+        dir,
+        Some("tmpfs"),
+        flags,
+        Some("mode=0700"),
+    )
+    .with_context(|| format!("cannot mount a tmpfs on {}", dir.display()))
+}
+
+fn is_mount_point(dir: &std::path::Path) -> anyhow::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+
+    let parent = dir.parent().context("the run directory has no parent")?;
+    Ok(fs::metadata(dir)?.dev() != fs::metadata(parent)?.dev())
+}
+
+/// The running part of `up`.
+struct Up<'a> {
+    plan: Plan<'a>,
+    supervisor: Supervisor,
+    context: ProbeContext,
+    progress: Progress,
+}
+
+impl Up<'_> {
+    /// Gives the number of components that had to be started.
+    async fn start_all(&self) -> anyhow::Result<usize> {
+        let components = self.plan.components()?;
+        let (before_api, after_api): (Vec<_>, Vec<_>) = components
+            .into_iter()
+            .partition(Component::needs_no_api_objects);
+        let mut changed = self.start(&before_api).await?;
+
+        let client = &self.context.client;
+        let manifests = self.plan.layout.repo().join("manifests/base");
+        let applied = kube_api::apply_manifests(client, &manifests).await?;
+        if changed > 0 {
+            self.progress
+                .say(format_args!("applied {applied} objects of manifests/"));
+        }
+        kube_api::wait_default_account(client, ACCOUNT_WITHIN)
+            .await
+            .map_err(|error| {
+                self.supervisor
+                    .failed(components::CONTROLLER_MANAGER, &error.to_string())
+            })?;
+        if self.plan.settings.hosts == 0 {
+            return Ok(changed);
+        }
+        artifacts::images::ensure(self.plan.layout, self.plan.settings, self.progress)?;
+        self.issue_approver_token().await?;
+        changed += self.start(&after_api).await?;
+        self.wait_node().await?;
+        Ok(changed)
+    }
+
+    async fn start(&self, components: &[Component]) -> anyhow::Result<usize> {
+        let mut changed = 0;
+        for component in components {
+            let outcome = self.supervisor.ensure(component, &self.context).await?;
+            let what = match outcome {
+                Outcome::Unchanged => continue,
+                Outcome::Started => "started",
+                Outcome::Replaced => "restarted, for it has changed",
+            };
+            changed += 1;
+            self.progress
+                .say(format_args!("{}: {what}", component.name));
+        }
+        Ok(changed)
+    }
+
+    /// The approver works with the rights of its ServiceAccount and no others. A token that it has
+    /// is kept: a new one would restart it.
+    async fn issue_approver_token(&self) -> anyhow::Result<()> {
+        let (namespace, name) = APPROVER;
+        let path = self.plan.approver_kubeconfig();
+        if path.exists() && self.supervisor.running(components::APPROVER).is_some() {
+            return Ok(());
+        }
+        let token = kube_api::service_account_token(&self.context.client, namespace, name).await?;
+        crate::supervise::write_private(&path, &self.plan.token_kubeconfig(name, &token))
+    }
+
+    /// Ready, or the log of whoever died on the way.
+    async fn wait_node(&self) -> anyhow::Result<()> {
+        let nodes: Api<Node> = Api::all(self.context.client.clone());
+        if nodes
+            .get_opt(NODE)
+            .await?
+            .is_some_and(|node| kube_api::is_ready(&node))
+        {
+            return Ok(());
+        }
+        self.progress.say(format_args!("waiting for node {NODE}"));
+        let ready = kube_api::wait_node_ready(&self.context.client, NODE, NODE_READY_WITHIN);
+        tokio::select! {
+            done = ready => done.map_err(|error| self.supervisor.failed("vnode", &error.to_string())),
+            name = self.first_death() => Err(self.supervisor.failed(&name, "ended")),
+        }
+    }
+
+    async fn first_death(&self) -> String {
+        let watched = self.supervisor.records();
+        loop {
+            for record in &watched {
+                if !record.identity.is_alive() && self.plan.is_part(&record.name) {
+                    return record.name.clone();
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+/// Starts one component by name; also those that `up` does not start.
+pub(crate) async fn start(layout: &Layout, name: &str) -> anyhow::Result<()> {
+    let (settings, pki) = load(layout)?;
+    let plan = Plan {
+        layout,
+        settings: &settings,
+        pki: &pki,
+    };
+    let component = plan.component(name)?;
+    let client = kube_api::client(&pki::admin_kubeconfig_path(layout)).await?;
+    Supervisor::new(layout.clone())
+        .ensure(&component, &ProbeContext { client })
+        .await?;
+    Ok(())
+}
+
+/// Stops one component and leaves it stopped.
+pub(crate) async fn stop(layout: &Layout, name: &str) -> anyhow::Result<()> {
+    let (settings, pki) = load(layout)?;
+    let plan = Plan {
+        layout,
+        settings: &settings,
+        pki: &pki,
+    };
+    let component = plan.component(name)?;
+    Supervisor::new(layout.clone())
+        .stop(name, component.stop_grace)
+        .await
+}
+
+fn load(layout: &Layout) -> anyhow::Result<(Settings, DevPki)> {
+    Ok((Settings::require(layout)?, pki::control_plane(layout)?))
+}
