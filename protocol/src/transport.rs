@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -187,6 +188,11 @@ impl Material {
         };
         let chain = certificates("tls.crt")?;
         let key = PrivateKeyDer::from_pem_file(dir.join("tls.key"))
+            .map_err(|error| file("tls.key", error.into()))?;
+        // A renewal that swaps both files is seen half done by whoever looks
+        // between the two: such a pair must never be taken.
+        let provider = rustls::crypto::ring::default_provider();
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider)
             .map_err(|error| file("tls.key", error.into()))?;
         let mut roots = RootCertStore::empty();
         for certificate in certificates("ca.crt")? {

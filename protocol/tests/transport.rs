@@ -165,6 +165,26 @@ async fn a_renewed_identity_serves_the_next_connection() {
 }
 
 #[test]
+fn a_key_of_another_certificate_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = Authority::new();
+    ca.issue(
+        dir.path(),
+        &["spiffe://sandman.dev/fleet/dev/host/host-0"],
+        "host-0",
+    );
+    let old = std::fs::read(dir.path().join("tls.key")).unwrap();
+    ca.issue(
+        dir.path(),
+        &["spiffe://sandman.dev/fleet/dev/host/host-0"],
+        "host-0",
+    );
+    std::fs::write(dir.path().join("tls.key"), old).unwrap();
+    let error = FleetTls::load(dir.path(), "dev").unwrap_err();
+    assert!(error.to_string().contains("tls.key"), "{error}");
+}
+
+#[test]
 fn a_missing_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = FleetTls::load(dir.path(), "dev").unwrap_err();
