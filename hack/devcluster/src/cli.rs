@@ -33,6 +33,10 @@ pub(crate) struct UpArgs {
     /// or 1].
     #[arg(long)]
     pub(crate) hosts: Option<u8>,
+    /// Whether the node declares that it takes WebSockets; if not, the API server speaks SPDY to
+    /// it [default: as before, or true].
+    #[arg(long)]
+    pub(crate) websockets: Option<bool>,
     /// Use what was built last.
     #[arg(long)]
     pub(crate) no_build: bool,
@@ -50,7 +54,7 @@ pub(crate) enum Command {
     Demo(UpArgs),
     /// End the cluster and check that nothing of it remains.
     Down {
-        /// Remove images, registry and logs too.
+        /// Remove the registry's store and the logs too.
         #[arg(long)]
         purge: bool,
     },

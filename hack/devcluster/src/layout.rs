@@ -112,7 +112,7 @@ impl Layout {
         self.state.join("data").join(component)
     }
 
-    /// Survives `down`: images that take minutes to build and the registry that holds them.
+    /// Survives `down`: the store of the registries.
     pub(crate) fn cache_dir(&self) -> PathBuf {
         self.state.join("cache")
     }

@@ -147,6 +147,7 @@ async fn execute(layout: &Layout, command: Command) -> anyhow::Result<ExitCode> 
 fn options(arguments: UpArgs) -> up::Options {
     up::Options {
         hosts: arguments.hosts,
+        websockets: arguments.websockets,
         build: !arguments.no_build,
         profile: arguments.profile,
     }

@@ -18,6 +18,8 @@ pub(crate) struct Settings {
     pub(crate) hosts: u8,
     /// Loopback ports.
     pub(crate) ports: Ports,
+    /// Whether the virtual node takes WebSockets; else the API server speaks SPDY to it.
+    pub(crate) websockets: bool,
     /// What the components run.
     pub(crate) artifacts: Artifacts,
 }

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::net::{MAX_HOSTS, ensure_fabric};
 use crate::pki;
 use crate::progress::Progress;
-use crate::settings::{Artifacts, Ports, Settings};
+use crate::settings::{Ports, Settings};
 use crate::supervise::{Outcome, Supervisor};
 
 /// A node registers, gets its certificate and connects to its hosts well within this.
@@ -33,6 +33,8 @@ const APPROVER: (&str, &str) = ("sandman-system", "sandman-csr-approver");
 pub(crate) struct Options {
     /// Number of hosts; as before, or 1, if not given.
     pub(crate) hosts: Option<u8>,
+    /// Whether the virtual node takes WebSockets; as before, or true, if not given.
+    pub(crate) websockets: Option<bool>,
     /// Whether to build what is out of date.
     pub(crate) build: bool,
     /// Cargo profile of the workspace binaries.
@@ -54,7 +56,17 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
             .map(|settings| settings.artifacts.clone())
             .context("nothing was built yet; run `hack/dev up` without --no-build")?
     };
-    let settings = choose_settings(hosts, artifacts, before, &supervisor)?;
+    let websockets = options
+        .websockets
+        .or(before.as_ref().map(|settings| settings.websockets))
+        .unwrap_or(true);
+    let ports = choose_ports(before, &supervisor)?;
+    let settings = Settings {
+        hosts,
+        ports,
+        websockets,
+        artifacts,
+    };
     settings.save(layout)?;
 
     let pki = pki::control_plane(layout)?;
@@ -100,22 +112,12 @@ fn choose_hosts(wanted: Option<u8>, before: Option<&Settings>) -> anyhow::Result
 }
 
 /// Keeps the ports of the cluster that runs; others may have taken those of one that does not.
-fn choose_settings(
-    hosts: u8,
-    artifacts: Artifacts,
-    before: Option<Settings>,
-    supervisor: &Supervisor,
-) -> anyhow::Result<Settings> {
+fn choose_ports(before: Option<Settings>, supervisor: &Supervisor) -> anyhow::Result<Ports> {
     let forwarder_runs = supervisor.running(components::FORWARDER).is_some();
-    let ports = match before {
-        Some(before) if forwarder_runs || before.ports.are_free() => before.ports,
-        _ => Ports::choose()?,
-    };
-    Ok(Settings {
-        hosts,
-        ports,
-        artifacts,
-    })
+    match before {
+        Some(before) if forwarder_runs || before.ports.are_free() => Ok(before.ports),
+        _ => Ports::choose(),
+    }
 }
 
 /// Sockets, and what a host must not write to disk, live on a tmpfs of the cluster's own.

@@ -1,4 +1,5 @@
-//! The test images: built once, kept with the registry that holds them. Both outlive `down`.
+//! The test images: built once for all checkouts, pushed once to each cluster's registry, whose
+//! store outlives `down`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +24,7 @@ pub(crate) fn ensure(
     if fs::read_to_string(&pushed).is_ok_and(|of| of == recipe) {
         return Ok(());
     }
-    let images = layout.cache_dir().join("images");
+    let images = super::cache_dir()?.join("images");
     progress.say("building the test images");
     run(Command::new(program).arg("build").arg("--out").arg(&images))?;
     progress.say("pushing the test images");

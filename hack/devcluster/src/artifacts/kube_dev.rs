@@ -10,7 +10,7 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
 
-use super::temporary_beside;
+use super::{cache_dir, temporary_beside};
 use crate::progress::Progress;
 
 /// Names a ready binary instead of building one.
@@ -41,14 +41,6 @@ pub(super) fn ensure(repo: &Path, progress: Progress) -> anyhow::Result<PathBuf>
         build(&sources, &version, &binary, progress)?;
     }
     Ok(binary)
-}
-
-fn cache_dir() -> anyhow::Result<PathBuf> {
-    let base = match env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(env::var_os("HOME").context("HOME is not set")?).join(".cache"),
-    };
-    Ok(base.join("sandman"))
 }
 
 /// The version that `go.mod` requires of Kubernetes itself.

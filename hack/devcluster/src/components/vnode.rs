@@ -65,6 +65,7 @@ metrics_listen = "127.0.0.1:{METRICS_PORT}"
 listen = "{api}"
 address = "{ip}"
 client_ca = {ca}
+websockets = {websockets}
 "#,
             name = toml_string(node),
             kubeconfig = toml_path(&self.pki.kubeconfig(&User::Node(node.to_owned()))),
@@ -72,6 +73,7 @@ client_ca = {ca}
             tls = toml_path(&self.layout.fleet_dir().join("vnode")),
             state = toml_path(&self.layout.data_dir(&member.to_string())),
             ip = api.ip(),
+            websockets = self.settings.websockets,
             ca = toml_path(&self.pki.ca().cert),
         )
     }
