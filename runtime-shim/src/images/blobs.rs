@@ -1,0 +1,303 @@
+//! Blobs on their way from a registry into containerd's content store: resumed
+//! where an earlier attempt stopped, sized and digested before they count.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use containerd_client::services::v1::{WriteAction, WriteContentRequest, WriteContentResponse};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::containerd::{Containerd, Labels};
+use super::error::PullError;
+use super::flight::Locks;
+use super::reference::Name;
+use super::registry::Session;
+
+/// One message to containerd; its own limit is 16 MiB.
+const WRITE_BYTES: usize = 1 << 20;
+/// Whole transfer of one blob.
+const BLOB_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// Broken transfers in a row without one new byte before the pull is given up;
+/// the next pull of the image resumes where this one ended.
+const FRUITLESS_ATTEMPTS: u32 = 3;
+
+/// A blob that an image consists of.
+#[derive(Clone, Debug)]
+pub(super) struct Blob {
+    pub(super) digest: String,
+    pub(super) size: u64,
+    /// Set when the blob is committed.
+    pub(super) labels: Labels,
+}
+
+/// The label by which containerd remembers where a blob came from.
+fn source_label(name: &Name) -> String {
+    format!("containerd.io/distribution.source.{}", name.registry())
+}
+
+/// Makes a blob present in the content store.
+///
+/// A blob that another repository brought here is used only after this
+/// repository proved that it has it too: a digest alone opens nothing.
+pub(super) async fn ensure(
+    store: &Containerd,
+    locks: &Locks,
+    session: &Session,
+    name: &Name,
+    blob: &Blob,
+) -> Result<(), PullError> {
+    // Two images that share a blob: the second waits and then finds it there.
+    let lock = locks.of(&blob.digest);
+    let _held = lock.lock().await;
+    store
+        .hold_blob(&blob.digest)
+        .await
+        .map_err(PullError::containerd("lease"))?;
+    let info = store
+        .blob_info(&blob.digest)
+        .await
+        .map_err(PullError::containerd("content info"))?;
+    let Some(info) = info else {
+        return fetch(store, session, name, blob).await;
+    };
+    if u64::try_from(info.size) != Ok(blob.size) {
+        return Err(PullError::Malformed(format!(
+            "the manifest says that {} has {} bytes, it has {}",
+            blob.digest, blob.size, info.size
+        )));
+    }
+    let label = source_label(name);
+    let sources = info.labels.get(&label).map_or("", String::as_str);
+    let mut labels = blob.labels.clone();
+    if !sources
+        .split(',')
+        .any(|repository| repository == name.repository())
+    {
+        session.head_blob(&blob.digest).await?;
+        let sources = [sources, name.repository()];
+        let sources: Vec<&str> = sources
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect();
+        labels.insert(label, sources.join(","));
+    }
+    labels.retain(|key, value| info.labels.get(key) != Some(value));
+    if labels.is_empty() {
+        return Ok(());
+    }
+    store
+        .label_blob(&blob.digest, labels)
+        .await
+        .map_err(PullError::containerd("content labels"))
+}
+
+/// Writes a blob whose bytes are at hand.
+pub(super) async fn put(
+    store: &Containerd,
+    name: &Name,
+    blob: &Blob,
+    bytes: &Bytes,
+) -> Result<(), PullError> {
+    let Some(mut writer) = Writer::open(store, name, blob).await? else {
+        return Ok(());
+    };
+    let start = usize::try_from(writer.offset)
+        .unwrap_or(usize::MAX)
+        .min(bytes.len());
+    writer.write(bytes.slice(start..)).await?;
+    writer.commit().await
+}
+
+async fn fetch(
+    store: &Containerd,
+    session: &Session,
+    name: &Name,
+    blob: &Blob,
+) -> Result<(), PullError> {
+    let mut fruitless = 0;
+    let mut reached = None;
+    loop {
+        // Opened anew each time: the store alone knows how far it got.
+        let Some(mut writer) = Writer::open(store, name, blob).await? else {
+            return Ok(());
+        };
+        if reached.is_some_and(|reached| writer.offset > reached) {
+            fruitless = 0;
+        }
+        reached = Some(writer.offset);
+        match copy(session, blob, &mut writer).await {
+            Ok(()) => return writer.commit().await,
+            Err(error @ PullError::Unreachable { .. }) => {
+                writer.close().await;
+                fruitless += 1;
+                if fruitless >= FRUITLESS_ATTEMPTS {
+                    return Err(error);
+                }
+                tracing::debug!(digest = blob.digest, %error, "blob transfer broke; resuming");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn copy(session: &Session, blob: &Blob, writer: &mut Writer) -> Result<(), PullError> {
+    if writer.offset >= blob.size {
+        return Ok(());
+    }
+    let mut stream = session.blob(&blob.digest, writer.offset).await?;
+    let mut buffer = BytesMut::with_capacity(WRITE_BYTES);
+    let broken = loop {
+        match stream.chunk().await {
+            Ok(Some(chunk)) => {
+                let received = writer.offset + (buffer.len() + chunk.len()) as u64;
+                if received > blob.size {
+                    return Err(PullError::Malformed(format!(
+                        "{} is longer than the {} bytes its manifest says",
+                        blob.digest, blob.size
+                    )));
+                }
+                buffer.extend_from_slice(&chunk);
+                if buffer.len() >= WRITE_BYTES {
+                    writer.write(buffer.split().freeze()).await?;
+                }
+            }
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+    };
+    // What arrived before a break counts: the next attempt starts behind it.
+    writer.write(buffer.freeze()).await?;
+    match broken {
+        Some(error) => Err(error),
+        None if writer.offset < blob.size => Err(PullError::Unreachable {
+            registry: "answer".to_owned(),
+            why: format!(
+                "{} ended after {} of {} bytes",
+                blob.digest, writer.offset, blob.size
+            ),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// An open ingest of containerd.
+struct Writer {
+    messages: mpsc::Sender<WriteContentRequest>,
+    answers: Streaming<WriteContentResponse>,
+    blob: Blob,
+    reference: String,
+    offset: u64,
+    source: (String, String),
+}
+
+impl Writer {
+    /// `None` when the blob is there already.
+    async fn open(store: &Containerd, name: &Name, blob: &Blob) -> Result<Option<Self>, PullError> {
+        let (messages, receiver) = mpsc::channel(4);
+        let reference = format!("sandman-{}", blob.digest);
+        let open = WriteContentRequest {
+            action: WriteAction::Stat.into(),
+            r#ref: reference.clone(),
+            total: signed(blob.size),
+            expected: blob.digest.clone(),
+            ..Default::default()
+        };
+        // The channel is empty and has room: this cannot wait.
+        let sent = messages.send(open).await;
+        sent.map_err(|_| PullError::Malformed("content stream closed".to_owned()))?;
+        let answers = store
+            .write(ReceiverStream::new(receiver), BLOB_TIMEOUT)
+            .await;
+        let first = match answers {
+            Ok(mut answers) => answers.message().await.map(|answer| (answer, answers)),
+            Err(status) => Err(status),
+        };
+        let (answer, answers) = match first {
+            Ok(first) => first,
+            Err(status) if status.code() == Code::AlreadyExists => return Ok(None),
+            Err(status) => return Err(PullError::containerd("content write")(status)),
+        };
+        let offset = answer.map_or(0, |answer| u64::try_from(answer.offset).unwrap_or(0));
+        let source = (source_label(name), name.repository().to_owned());
+        Ok(Some(Self {
+            messages,
+            answers,
+            blob: blob.clone(),
+            reference,
+            offset,
+            source,
+        }))
+    }
+
+    async fn write(&mut self, data: Bytes) -> Result<(), PullError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let length = data.len() as u64;
+        let message = WriteContentRequest {
+            action: WriteAction::Write.into(),
+            r#ref: self.reference.clone(),
+            total: signed(self.blob.size),
+            expected: self.blob.digest.clone(),
+            offset: signed(self.offset),
+            data: data.into(),
+            ..Default::default()
+        };
+        self.exchange(message)
+            .await
+            .map_err(PullError::containerd("content write"))?;
+        self.offset += length;
+        Ok(())
+    }
+
+    /// containerd checks size and digest here.
+    async fn commit(mut self) -> Result<(), PullError> {
+        let mut labels = self.blob.labels.clone();
+        labels.insert(self.source.0.clone(), self.source.1.clone());
+        let message = WriteContentRequest {
+            action: WriteAction::Commit.into(),
+            r#ref: self.reference.clone(),
+            total: signed(self.blob.size),
+            expected: self.blob.digest.clone(),
+            offset: signed(self.offset),
+            labels,
+            ..Default::default()
+        };
+        match self.exchange(message).await {
+            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Err(PullError::Malformed(format!(
+                    "{} failed verification: {}",
+                    self.blob.digest,
+                    status.message()
+                )))
+            }
+            other => other.map_err(PullError::containerd("content commit")),
+        }
+    }
+
+    /// Ends the stream and waits until containerd let go of the ingest, which
+    /// is locked to one writer.
+    async fn close(mut self) {
+        drop(self.messages);
+        while let Ok(Some(_)) = self.answers.message().await {}
+    }
+
+    async fn exchange(&mut self, message: WriteContentRequest) -> Result<(), Status> {
+        if self.messages.send(message).await.is_err() {
+            // The stream is over; its status says why.
+            self.answers.message().await?;
+            return Err(Status::unavailable("content stream ended"));
+        }
+        match self.answers.message().await? {
+            Some(_) => Ok(()),
+            None => Err(Status::unavailable("content stream ended")),
+        }
+    }
+}
+
+fn signed(size: u64) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,163 @@
+//! Copying from FIFOs into logs, for all containers of the host on one thread
+//! of its own: a slow disk holds up logs and nothing else.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+
+use tokio::net::unix::pipe;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use super::entry::Stream;
+use super::write::Writer;
+
+/// Capacity of a FIFO, so one read takes all there is.
+const READ_BYTES: usize = 64 << 10;
+/// Reads after the end of the container: the largest FIFO an unprivileged
+/// process can make. Beyond that somebody keeps writing who should not.
+const LAST_READS: usize = 16;
+
+thread_local! {
+    /// Shared by all copies: output stays in it only within one call.
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
+}
+
+/// The copying thread; it ends with this value.
+pub(super) struct Runtime {
+    handle: Handle,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Runtime {
+    pub(super) fn new() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_io().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("logs".to_owned());
+        thread.spawn(move || {
+            // Ends when the sender is dropped; nothing is ever sent.
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(Self { handle, _stop: stop })
+    }
+
+    /// Starts a copy; the receiver is told, by value or by drop, when it ended.
+    pub(super) fn start(
+        &self,
+        writer: Writer,
+        stdout: &Path,
+        stderr: Option<&Path>,
+        finish: oneshot::Receiver<()>,
+    ) -> io::Result<oneshot::Receiver<()>> {
+        // Receivers belong to the runtime whose context they are opened in.
+        let _context = self.handle.enter();
+        let stdout = open(stdout)?;
+        let stderr = stderr.map(open).transpose()?;
+        let copy = Copy { writer, stdout: Some(stdout), stderr, failing: false };
+        let (done, ended) = oneshot::channel();
+        self.handle.spawn(async move {
+            copy.run(finish).await;
+            // The container's owner may have gone away.
+            let _ = done.send(());
+        });
+        Ok(ended)
+    }
+}
+
+fn open(path: &Path) -> io::Result<pipe::Receiver> {
+    // Refuses what is no FIFO, and never waits for a writer.
+    pipe::OpenOptions::new().open_receiver(path)
+}
+
+struct Copy {
+    writer: Writer,
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+    failing: bool,
+}
+
+impl Copy {
+    async fn run(mut self, mut finish: oneshot::Receiver<()>) {
+        while self.stdout.is_some() || self.stderr.is_some() {
+            let stream = tokio::select! {
+                () = readable(self.stdout.as_ref()) => Stream::Stdout,
+                () = readable(self.stderr.as_ref()) => Stream::Stderr,
+                finished = &mut finish => {
+                    if finished.is_ok() {
+                        self.read_rest(Stream::Stdout);
+                        self.read_rest(Stream::Stderr);
+                    }
+                    return;
+                }
+            };
+            self.read_once(stream);
+        }
+    }
+
+    fn read_rest(&mut self, stream: Stream) {
+        for _ in 0..LAST_READS {
+            if !self.read_once(stream) {
+                break;
+            }
+        }
+        if self.pipe(stream).take().is_some() {
+            let ended = self.writer.end(stream);
+            self.judge(ended);
+        }
+    }
+
+    /// Reads what is there; false if there is nothing more for now.
+    fn read_once(&mut self, stream: Stream) -> bool {
+        BUFFER.with_borrow_mut(|buffer| {
+            let Some(pipe) = self.pipe(stream) else { return false };
+            match pipe.try_read(buffer) {
+                Ok(0) => {
+                    *self.pipe(stream) = None;
+                    let ended = self.writer.end(stream);
+                    self.judge(ended);
+                    false
+                }
+                Ok(length) => {
+                    let written = self.writer.output(stream, &buffer[..length]);
+                    self.judge(written);
+                    true
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                Err(error) => {
+                    *self.pipe(stream) = None;
+                    let log = self.writer.path();
+                    tracing::warn!(log = %log.display(), %error, "container output unreadable");
+                    false
+                }
+            }
+        })
+    }
+
+    /// A full disk costs log lines, never the container: reading goes on.
+    fn judge(&mut self, written: io::Result<()>) {
+        let failed = written.is_err();
+        if let Err(error) = written
+            && !self.failing
+        {
+            tracing::warn!(log = %self.writer.path().display(), %error, "container output lost");
+        }
+        self.failing = failed;
+    }
+
+    fn pipe(&mut self, stream: Stream) -> &mut Option<pipe::Receiver> {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+/// Ready when there is output, or when the last of at least one writer closed.
+async fn readable(pipe: Option<&pipe::Receiver>) {
+    match pipe {
+        // An error shows again, and is handled, on reading.
+        Some(pipe) => drop(pipe.readable().await),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,334 @@
+//! Network of this host's sandboxes: a namespace per pod, a routed veth pair,
+//! addresses, and the nftables rules around them; all by netlink in-process.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sandman_protocol::v1;
+
+mod cidr;
+mod namespace;
+mod netlink;
+mod nftables;
+mod pod;
+mod pool;
+
+pub use self::cidr::{CidrError, Ipv4Cidr};
+use self::namespace::Pins;
+use self::netlink::Socket;
+use self::netlink::route::{Route, by_index};
+use self::nftables::{LINK_PREFIX, Ruleset};
+use self::pool::AddressPool;
+
+/// `RTPROT_*` number of routes to other hosts, so that only our own are ever removed.
+const HOST_ROUTE_PROTOCOL: u8 = 0x5d;
+
+/// What [`Network`] needs to know.
+#[derive(Clone, Debug)]
+pub struct NetworkConfig {
+    /// Pins go to `state_dir/netns/<uid>/{net,uts,ipc}`.
+    pub state_dir: PathBuf,
+    /// Addresses of this host's pods.
+    pub pod_cidr: Ipv4Cidr,
+    /// Ranges inside the cluster (pods of all hosts, services, hosts): traffic
+    /// to them keeps the pod's address, all other is masqueraded.
+    pub cluster_cidrs: Vec<Ipv4Cidr>,
+    /// TCP ports of the host itself that sandboxes may not reach.
+    pub closed_ports: Vec<u16>,
+}
+
+/// Another host's pods and the address to reach them by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRoute {
+    /// Host name, for messages.
+    pub name: String,
+    /// Address of the host, on a network both hosts share.
+    pub address: Ipv4Addr,
+    /// Its pods.
+    pub pod_cidr: Ipv4Cidr,
+}
+
+/// Namespaces of one pod, pinned in the file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodNetwork {
+    /// Path of the network namespace.
+    pub netns: PathBuf,
+    /// Path of the UTS namespace, in which the pod's hostname is set.
+    pub utsns: PathBuf,
+    /// Path of the IPC namespace.
+    pub ipcns: PathBuf,
+    /// `None` in mode NONE.
+    pub ip: Option<IpAddr>,
+}
+
+/// Why the network of a pod could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// Every address of the pod CIDR is taken.
+    #[error("no free address in pod_cidr {0}; give the host a larger pod_cidr")]
+    NoFreeAddress(Ipv4Cidr),
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// The request itself is wrong.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl NetworkError {
+    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io {
+            what: what.into(),
+            source,
+        }
+    }
+}
+
+/// The network of this host's pods.
+#[derive(Clone)]
+pub struct Network {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: NetworkConfig,
+    pins: PathBuf,
+    pool: Mutex<AddressPool>,
+}
+
+impl Network {
+    /// Prepares the host's own namespace (forwarding, nftables) and learns the
+    /// addresses that pods of an earlier run hold.
+    ///
+    /// # Errors
+    /// The kernel refuses; the text says which step.
+    pub async fn start(config: NetworkConfig) -> Result<Self, NetworkError> {
+        blocking(move || {
+            let pins = config.state_dir.join("netns");
+            std::fs::create_dir_all(&pins).map_err(NetworkError::io(format!("create {pins:?}")))?;
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                .map_err(NetworkError::io("enable net.ipv4.ip_forward"))?;
+            let rules = Ruleset {
+                pod_cidr: config.pod_cidr,
+                cluster_cidrs: &config.cluster_cidrs,
+                closed_ports: &config.closed_ports,
+            };
+            rules
+                .install()
+                .map_err(NetworkError::io("install nftables table sandman"))?;
+            let pool = learn(config.pod_cidr).map_err(NetworkError::io("read links and routes"))?;
+            Ok(Self {
+                inner: Arc::new(Inner {
+                    config,
+                    pins,
+                    pool: Mutex::new(pool),
+                }),
+            })
+        })
+        .await
+    }
+
+    /// Makes the pod's namespaces, or finds them as made before. Calls for one
+    /// pod must not overlap with each other or with [`Self::teardown`].
+    ///
+    /// # Errors
+    /// No address is left, or the kernel refuses; nothing stays behind.
+    pub async fn setup(
+        &self,
+        uid: &str,
+        mode: v1::NetworkMode,
+        hostname: &str,
+    ) -> Result<PodNetwork, NetworkError> {
+        check_uid(uid)?;
+        if hostname.is_empty() || hostname.len() > 64 {
+            return Err(NetworkError::Invalid(format!(
+                "hostname {hostname:?} must have 1 to 64 characters"
+            )));
+        }
+        let (network, uid, hostname) = (self.clone(), uid.to_owned(), hostname.to_owned());
+        blocking(move || network.inner.setup(&uid, mode, &hostname)).await
+    }
+
+    /// Removes a pod's namespaces, link and address; succeeds if there are none.
+    ///
+    /// # Errors
+    /// The kernel refuses; call again.
+    pub async fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
+        check_uid(uid)?;
+        let (network, uid) = (self.clone(), uid.to_owned());
+        blocking(move || network.inner.teardown(&uid)).await
+    }
+
+    /// UIDs that have pins, complete or not.
+    ///
+    /// # Errors
+    /// The folder of pins is unreadable.
+    pub async fn list(&self) -> Result<Vec<String>, NetworkError> {
+        let pins = self.inner.pins.clone();
+        blocking(move || {
+            let mut uids = Vec::new();
+            let entries = std::fs::read_dir(&pins);
+            for entry in entries.map_err(NetworkError::io(format!("list {pins:?}")))? {
+                let entry = entry.map_err(NetworkError::io(format!("list {pins:?}")))?;
+                uids.extend(entry.file_name().into_string());
+            }
+            Ok(uids)
+        })
+        .await
+    }
+
+    /// Makes the routes to other hosts' pods be exactly these.
+    ///
+    /// # Errors
+    /// The kernel refuses a route; names the host.
+    pub async fn set_host_routes(&self, routes: &[HostRoute]) -> Result<(), NetworkError> {
+        let routes = routes.to_vec();
+        blocking(move || {
+            let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
+            let mut wanted = Vec::with_capacity(routes.len());
+            for host in &routes {
+                let route = Route {
+                    destination: host.pod_cidr,
+                    via: Some(host.address),
+                    link: None,
+                    protocol: HOST_ROUTE_PROTOCOL,
+                };
+                socket.put_route(&route).map_err(NetworkError::io(format!(
+                    "route {} to host {} by {}",
+                    host.pod_cidr, host.name, host.address
+                )))?;
+                wanted.push(host.pod_cidr);
+            }
+            let present = socket.routes().map_err(NetworkError::io("read routes"))?;
+            let ours = present
+                .into_iter()
+                .filter(|route| route.protocol == HOST_ROUTE_PROTOCOL);
+            for route in ours.filter(|route| !wanted.contains(&route.destination)) {
+                let what = format!("remove route {}", route.destination);
+                socket
+                    .delete_route(&route)
+                    .map_err(NetworkError::io(what))?;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Inner {
+    fn setup(
+        &self,
+        uid: &str,
+        mode: v1::NetworkMode,
+        hostname: &str,
+    ) -> Result<PodNetwork, NetworkError> {
+        let pins = Pins::new(&self.pins, uid);
+        let with_link = mode != v1::NetworkMode::None;
+        let address = self.pool().get(uid);
+        if pins.complete() && (!with_link || address.is_some()) {
+            return Ok(pod_network(&pins, address));
+        }
+        // Half-made, by a crash: nothing runs in it yet.
+        self.teardown(uid)?;
+        let made = self.create(&pins, uid, with_link, hostname);
+        if made.is_err()
+            && let Err(error) = self.teardown(uid)
+        {
+            tracing::warn!(pod_uid = uid, %error, "half-made network not removed");
+        }
+        made
+    }
+
+    fn create(
+        &self,
+        pins: &Pins,
+        uid: &str,
+        with_link: bool,
+        hostname: &str,
+    ) -> Result<PodNetwork, NetworkError> {
+        let failed = || NetworkError::io(format!("create namespaces of pod {uid}"));
+        if !with_link {
+            pins.create(hostname, |_| Ok(())).map_err(failed())?;
+            return Ok(pod_network(pins, None));
+        }
+        let address = self.pool().allocate(uid);
+        let address = address.ok_or(NetworkError::NoFreeAddress(self.config.pod_cidr))?;
+        pins.create(hostname, |inside| pod::connect(inside, uid, address))
+            .map_err(failed())?;
+        Ok(pod_network(pins, Some(address)))
+    }
+
+    fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
+        let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
+        let link = pod::link_name(uid);
+        socket
+            .delete_link(&link)
+            .map_err(NetworkError::io(format!("delete link {link}")))?;
+        let pins = Pins::new(&self.pins, uid);
+        pins.remove().map_err(NetworkError::io(format!(
+            "remove namespace pins of pod {uid}"
+        )))?;
+        // Last: an address is free once nothing answers to it.
+        self.pool().release(uid);
+        Ok(())
+    }
+
+    fn pool(&self) -> std::sync::MutexGuard<'_, AddressPool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pod_network(pins: &Pins, address: Option<Ipv4Addr>) -> PodNetwork {
+    PodNetwork {
+        netns: pins.path("net"),
+        utsns: pins.path("uts"),
+        ipcns: pins.path("ipc"),
+        ip: address.map(IpAddr::V4),
+    }
+}
+
+/// The kernel's links and routes are the record of who has which address. The
+/// route is the last step of making a pod's network: a link without is half-made.
+fn learn(cidr: Ipv4Cidr) -> io::Result<AddressPool> {
+    let mut socket = Socket::route()?;
+    let links = by_index(socket.links()?);
+    let mut pool = AddressPool::new(cidr);
+    for route in socket.routes()? {
+        let link = route.link.and_then(|index| links.get(&index));
+        let uid = link.filter(|link| link.name.starts_with(LINK_PREFIX));
+        if let Some(uid) = uid.and_then(|link| link.alias.as_deref())
+            && route.destination.prefix() == 32
+        {
+            pool.learn(uid, route.destination.network());
+        }
+    }
+    Ok(pool)
+}
+
+/// UIDs become file names.
+fn check_uid(uid: &str) -> Result<(), NetworkError> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if !uid.is_empty() && uid.len() <= 128 && uid.bytes().all(fits) {
+        return Ok(());
+    }
+    Err(NetworkError::Invalid(format!(
+        "uid {uid:?} must be 1 to 128 letters, digits, '-' or '_'"
+    )))
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NetworkError> + Send + 'static,
+) -> Result<T, NetworkError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(NetworkError::io("network thread")(io::Error::other(error))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Namespaces of a pod, pinned by bind mounts so that they outlive every
+//! process: made on a thread of their own, which ends with the work.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statfs::statfs;
+
+use super::netlink::Socket;
+
+/// Namespace kinds and the names of their pins, as in `/proc/<pid>/ns`.
+const PINS: [&str; 3] = ["net", "uts", "ipc"];
+/// `NSFS_MAGIC` of the kernel's `linux/magic.h`.
+const NSFS_MAGIC: i64 = 0x6e73_6673;
+
+/// The folder with the pins of one pod.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    folder: PathBuf,
+}
+
+/// What the making thread hands to the configuration of the network.
+pub(super) struct Inside<'a> {
+    /// A socket in the namespace that the thread came from: the host's.
+    pub(super) host: Socket,
+    /// A socket in the new namespace.
+    pub(super) pod: Socket,
+    /// The new namespace itself.
+    pub(super) namespace: BorrowedFd<'a>,
+}
+
+impl Pins {
+    pub(super) fn new(root: &Path, uid: &str) -> Self {
+        Self {
+            folder: root.join(uid),
+        }
+    }
+
+    pub(super) fn path(&self, kind: &str) -> PathBuf {
+        self.folder.join(kind)
+    }
+
+    /// Whether every pin holds a namespace.
+    pub(super) fn complete(&self) -> bool {
+        PINS.iter().all(|kind| {
+            statfs(&self.path(kind)).is_ok_and(|fs| i64::from(fs.filesystem_type().0) == NSFS_MAGIC)
+        })
+    }
+
+    /// Makes new namespaces, lets `configure` work inside, then pins them.
+    pub(super) fn create(
+        &self,
+        hostname: &str,
+        configure: impl FnOnce(Inside<'_>) -> io::Result<()> + Send,
+    ) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        for kind in PINS {
+            fs::File::create(self.path(kind))?;
+        }
+        // A thread that unshared is never used for anything else; its last
+        // reference to the namespaces goes with it.
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("netns".to_owned());
+            let thread =
+                thread.spawn_scoped(scope, || self.create_on_this_thread(hostname, configure))?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("namespace thread panicked")))
+        })
+    }
+
+    fn create_on_this_thread(
+        &self,
+        hostname: &str,
+        configure: impl FnOnce(Inside<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let host = Socket::route()?;
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
+        nix::unistd::sethostname(hostname)?;
+        // As containerd's CRI does by default: a pod's own ports and pings need no privilege.
+        fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+        fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+
+        let mut pod = Socket::route()?;
+        let loopback = pod
+            .link("lo")?
+            .ok_or_else(|| io::Error::other("no loopback link"))?;
+        pod.set_up(loopback.index)?;
+        let namespace = fs::File::open("/proc/thread-self/ns/net")?;
+        configure(Inside {
+            host,
+            pod,
+            namespace: namespace.as_fd(),
+        })?;
+
+        for kind in PINS {
+            let source = format!("/proc/thread-self/ns/{kind}");
+            let none: Option<&str> = None;
+            mount(
+                Some(source.as_str()),
+                &self.path(kind),
+                none,
+                MsFlags::MS_BIND,
+                none,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Unpins; the kernel frees a namespace with its last process.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for kind in PINS {
+            let path = self.path(kind);
+            loop {
+                match umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+                    // There may be one mount upon another after a crash.
+                    Ok(()) => {}
+                    // No mount, or no file.
+                    Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            ignore_missing(fs::remove_file(&path))?;
+        }
+        ignore_missing(fs::remove_dir(&self.folder))
+    }
+}
+
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
