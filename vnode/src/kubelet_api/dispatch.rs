@@ -1,0 +1,201 @@
+//! One request from its head to its response: who is it, may they, what do they
+//! want. Nothing is looked at before the first two are answered.
+
+use std::sync::{Arc, PoisonError};
+
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
+
+use super::api::Api;
+use super::authz::{AuthzError, attributes};
+use super::configz;
+use super::listener::Peer;
+use super::metrics::RequestLabels;
+use super::query::{Query, decode_path};
+use super::respond::{Body, json, method_not_allowed, text, typed};
+use super::route::{self, NoRoute, Route};
+use super::stats::{self, NodeUsage, resource_metrics, summary::Summary};
+use super::{exec, health, logs, target};
+use crate::metrics::{CONTENT_TYPE, Reason, render};
+
+/// Answers a request and counts it.
+pub(super) async fn respond(
+    api: &Arc<Api>,
+    peer: &Arc<Peer>,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
+    let labels = |response: &Response<Body>, path, method| RequestLabels {
+        path: Reason(path),
+        method: Reason(method),
+        code: response.status().as_u16(),
+    };
+    let method = method_label(request.method());
+    let (path, response) = answer(api, peer, &mut request).await;
+    let labels = labels(&response, path, method);
+    api.node.metrics.requests.get_or_create(&labels).inc();
+    response
+}
+
+/// The response, and the path's name in metrics.
+async fn answer(
+    api: &Arc<Api>,
+    peer: &Arc<Peer>,
+    request: &mut Request<Incoming>,
+) -> (&'static str, Response<Body>) {
+    let user = match api
+        .authenticator
+        .authenticate(&peer.chain, request.headers())
+        .await
+    {
+        Ok(user) => user,
+        Err(error) => {
+            tracing::debug!(address = %peer.address, %error, "unauthenticated");
+            return ("other", text(StatusCode::UNAUTHORIZED, "Unauthorized"));
+        }
+    };
+    // One decoded path for the policy and for the router.
+    let uri = request.uri().clone();
+    let Some(path) = decode_path(uri.path()) else {
+        return ("other", text(StatusCode::BAD_REQUEST, "400: Bad Request"));
+    };
+    let label = route::label(&path);
+    let wanted = attributes(request.method(), &path, api.config.streams_need_create);
+    if let Err(error) = api.authorizer.authorize(&user, wanted).await {
+        return (label, refused(peer, &error));
+    }
+    let debugging = api.config.debugging_handlers;
+    let response = match route::find(request.method(), &path, debugging) {
+        Ok(route) => handle(api, peer, route, request).await,
+        Err(NoRoute::NotFound) => text(StatusCode::NOT_FOUND, "404: Page Not Found"),
+        Err(NoRoute::MethodNotAllowed(allow)) => method_not_allowed(allow),
+        Err(NoRoute::DebuggingDisabled) => text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "Debug endpoints are disabled.\n",
+        ),
+    };
+    (label, response)
+}
+
+fn refused(peer: &Peer, error: &AuthzError) -> Response<Body> {
+    let status = match error {
+        AuthzError::Forbidden { .. } => {
+            tracing::debug!(address = %peer.address, error = error.to_string().trim(), "forbidden");
+            StatusCode::FORBIDDEN
+        }
+        AuthzError::Unknown { cause, .. } => {
+            tracing::warn!(address = %peer.address, %error, %cause, "cannot authorize");
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    };
+    text(status, error.to_string())
+}
+
+async fn handle(
+    api: &Arc<Api>,
+    peer: &Arc<Peer>,
+    route: Route,
+    request: &mut Request<Incoming>,
+) -> Response<Body> {
+    let query = || Query::parse(request.uri().query());
+    match route {
+        Route::Healthz { check } => {
+            health::respond(check.as_deref(), &query(), &*api.node.syncloop)
+        }
+        Route::Pods => pod_list(api.node.pods.pods()).await,
+        Route::RunningPods => pod_list(api.node.pods.running_pods()).await,
+        Route::StatsSummary => {
+            let only = query().first("only_cpu_and_memory") == Some("true");
+            summary(api, only).await
+        }
+        Route::Metrics => typed(StatusCode::OK, CONTENT_TYPE, render(&api.node.registry)),
+        Route::ResourceMetrics => {
+            let metrics = resource_metrics::render(usage(api).await.as_ref());
+            typed(StatusCode::OK, resource_metrics::CONTENT_TYPE, metrics)
+        }
+        Route::Configz => json(&configz::document(&api.config.configz)),
+        Route::ContainerLogs(wanted) => logs::respond(api, &wanted, &query()).await,
+        Route::Exec(wanted) => exec::respond(api, peer, &wanted, request).await,
+        Route::Attach(wanted) => not_served(
+            target::running_container(&*api.node.pods, &wanted).map(drop),
+            "attach is not supported by this node; use exec or logs",
+        ),
+        Route::Run(wanted) => not_served(
+            target::running_container(&*api.node.pods, &wanted).map(drop),
+            "run is not supported by this node; use exec",
+        ),
+        Route::PortForward(wanted) => not_served(
+            target::pod(&*api.node.pods, &wanted).map(drop),
+            "port-forward is not supported by this node; connect to the pod's IP address",
+        ),
+        Route::Disabled(reason) => text(StatusCode::METHOD_NOT_ALLOWED, format!("{reason}\n")),
+    }
+}
+
+/// 501, unless the pod or container is not there either.
+fn not_served(found: Result<(), target::Refused>, reason: &'static str) -> Response<Body> {
+    match found {
+        Ok(()) => text(StatusCode::NOT_IMPLEMENTED, reason),
+        Err(refused) => text(refused.status, refused.body),
+    }
+}
+
+async fn usage(api: &Api) -> Option<NodeUsage> {
+    let reports = api.node.hosts.stats().await;
+    let mut counter = api
+        .node_counter
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    stats::join(&reports, &*api.node.pods, &mut counter, Timestamp::now())
+}
+
+async fn summary(api: &Api, only_cpu_and_memory: bool) -> Response<Body> {
+    match usage(api).await {
+        Some(usage) => json(&Summary::new(
+            usage,
+            &api.config.node_name,
+            api.started,
+            only_cpu_and_memory,
+        )),
+        None => text(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "Internal Error: no host of this node answered",
+        ),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodList<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: serde_json::Value,
+    items: Vec<&'a Pod>,
+}
+
+/// Ten thousand pods are tens of megabytes of JSON: not on a thread that others
+/// wait for.
+async fn pod_list(pods: Vec<Arc<Pod>>) -> Response<Body> {
+    let encode = move || {
+        json(&PodList {
+            kind: "PodList",
+            api_version: "v1",
+            metadata: serde_json::json!({}),
+            items: pods.iter().map(|pod| &**pod).collect(),
+        })
+    };
+    tokio::task::spawn_blocking(encode)
+        .await
+        .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+}
+
+fn method_label(method: &Method) -> &'static str {
+    [
+        "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "CONNECT", "TRACE",
+    ]
+    .into_iter()
+    .find(|name| *name == method.as_str())
+    .unwrap_or("other")
+}
