@@ -5,6 +5,8 @@
 //! what to answer, sends that answer, and gives the upgraded connection to
 //! [`serve_remote_command`] with a handler that sees plain streams.
 //!
+//! [`negotiate_port_forward`] and [`serve_port_forward`] are the same for port-forward.
+//!
 //! The codecs [`spdy`] and [`websocket`] do no I/O and can be used and fuzzed alone.
 
 mod activity;
@@ -15,6 +17,7 @@ mod negotiate;
 mod options;
 mod outbound;
 mod pipe;
+mod port_forward;
 mod reader;
 mod remote_command;
 pub mod spdy;
@@ -33,6 +36,7 @@ pub use self::{
     options::StreamOptions,
     outbound::Output,
     pipe::Input,
+    port_forward::{ForwardOutcome, ForwardedConnection, serve_port_forward},
     remote_command::{RemoteCommand, Stdin, serve_remote_command},
     status::Outcome,
     terminal::{ResizeEvents, TerminalSize},

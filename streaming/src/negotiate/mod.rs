@@ -25,11 +25,11 @@ pub struct Refusal {
     /// Headers that tell the client what would be accepted.
     pub headers: HeaderMap,
     /// Plain text for the body.
-    pub message: String,
+    pub message: Box<str>,
 }
 
 impl Refusal {
-    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<Box<str>>) -> Self {
         Self {
             status,
             headers: HeaderMap::new(),
@@ -37,7 +37,7 @@ impl Refusal {
         }
     }
 
-    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(message: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
@@ -48,7 +48,7 @@ impl Refusal {
 
     /// The whole answer, with its message as body.
     pub fn into_response(self) -> http::Response<String> {
-        let mut response = http::Response::new(self.message + "\n");
+        let mut response = http::Response::new(format!("{}\n", self.message));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
         response.headers_mut().insert(

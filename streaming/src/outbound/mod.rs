@@ -35,6 +35,8 @@ pub(crate) enum Item {
         payload: Bytes,
         permit: OwnedSemaphorePermit,
     },
+    /// A frame of the session itself, which no budget bounds.
+    Frame(Frame),
     /// The server sends nothing more on a stream.
     End { stream: u32 },
     /// The last frames of the connection; nothing is written after them.
@@ -115,6 +117,11 @@ impl Outbound {
     /// Shows the client a sign of life, and the kernel a reason to notice a dead one.
     pub(crate) fn keepalive(&self) {
         let _ = self.answers.try_send(Frame::KeepAlive);
+    }
+
+    /// Queues a frame behind the data that waits. For few and small ones.
+    pub(crate) fn send(&self, frame: Frame) {
+        let _ = self.items.send(Item::Frame(frame));
     }
 
     /// Queues the last frames behind all data.

@@ -164,6 +164,10 @@ impl<IO: AsyncWrite> Writer<IO> {
                     }
                     run.encode(true, &mut self.framing, &mut self.batch);
                 }
+                Item::Frame(frame) => {
+                    run.encode(false, &mut self.framing, &mut self.batch);
+                    self.framing.encode(frame, &mut self.batch);
+                }
                 Item::Finish(frames) => {
                     run.encode(false, &mut self.framing, &mut self.batch);
                     for frame in frames {

@@ -33,6 +33,16 @@ impl HeaderBlock {
         &self.fields
     }
 
+    #[cfg(test)]
+    pub(crate) fn from_fields(fields: &[(&str, &str)]) -> Self {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()));
+        Self {
+            fields: fields.collect(),
+        }
+    }
+
     pub(super) fn parse(block: &[u8]) -> Result<Self, Error> {
         let mut rest = block;
         let count = take_u32(&mut rest)?;
