@@ -87,17 +87,17 @@ pub(crate) enum Command {
     },
     /// Start one component.
     Start {
-        /// As `status` names it, or vnode-null.
+        /// As `status` names it, vnode-null, or kubelet-peer: a node to compare with.
         component: String,
     },
     /// End one component.
     Stop {
-        /// As `status` names it.
+        /// As for `start`.
         component: String,
     },
     /// End and start one component.
     Restart {
-        /// As `status` names it.
+        /// As for `start`.
         component: String,
     },
     /// Send a signal to a component; after KILL, wait until it is gone.

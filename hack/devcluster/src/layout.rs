@@ -8,9 +8,6 @@ use sha2::{Digest, Sha256};
 
 use crate::net::Member;
 
-/// Longest path that fits `sockaddr_un`, less room for the names containerd appends.
-const MAX_RUN_DIR: usize = 60;
-
 /// Paths and names of one dev cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -42,7 +39,6 @@ impl Layout {
         let digest = Sha256::digest(state.as_os_str().as_encoded_bytes());
         let id = hex::encode(&digest[..3]);
         let run = PathBuf::from(format!("/run/sandman-{id}"));
-        debug_assert!(run.as_os_str().len() < MAX_RUN_DIR);
         Self {
             repo,
             state,
@@ -85,6 +81,11 @@ impl Layout {
     /// Parent of every container's cgroup, relative to the root of each hierarchy.
     pub(crate) fn cgroup_parent(&self) -> String {
         format!("/sandman-{}", self.id)
+    }
+
+    /// Name of the comparison node's pod network; part of names of files that CNI plugins keep.
+    pub(crate) fn cni_network(&self) -> String {
+        format!("sandman-{}", self.id)
     }
 
     /// Copies of the workspace binaries that the components run.

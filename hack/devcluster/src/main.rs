@@ -156,8 +156,12 @@ fn options(arguments: UpArgs) -> up::Options {
 /// Commands that change the cluster take turns.
 fn lock(layout: &Layout) -> anyhow::Result<Flock<File>> {
     let path = layout.state_dir().join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusive)
+    let open = || File::create(&path).with_context(|| format!("cannot open {}", path.display()));
+    if let Ok(lock) = Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+        return Ok(lock);
+    }
+    eprintln!("waiting for another hack/dev that changes this cluster");
+    Flock::lock(open()?, FlockArg::LockExclusive)
         .map_err(|(_, error)| anyhow::anyhow!("cannot lock {}: {error}", path.display()))
 }
 

@@ -244,7 +244,7 @@ impl Up<'_> {
     }
 }
 
-/// Starts one component by name; also those that `up` does not start.
+/// Starts what a name stands for; also what `up` does not start.
 pub(crate) async fn start(layout: &Layout, name: &str) -> anyhow::Result<()> {
     let (settings, pki) = load(layout)?;
     let plan = Plan {
@@ -252,15 +252,17 @@ pub(crate) async fn start(layout: &Layout, name: &str) -> anyhow::Result<()> {
         settings: &settings,
         pki: &pki,
     };
-    let component = plan.component(name)?;
+    let components = plan.named(name)?;
     let client = kube_api::client(&pki::admin_kubeconfig_path(layout)).await?;
-    Supervisor::new(layout.clone())
-        .ensure(&component, &ProbeContext { client })
-        .await?;
+    let supervisor = Supervisor::new(layout.clone());
+    let context = ProbeContext { client };
+    for component in &components {
+        supervisor.ensure(component, &context).await?;
+    }
     Ok(())
 }
 
-/// Stops one component and leaves it stopped.
+/// Stops what a name stands for and leaves it stopped.
 pub(crate) async fn stop(layout: &Layout, name: &str) -> anyhow::Result<()> {
     let (settings, pki) = load(layout)?;
     let plan = Plan {
@@ -268,10 +270,13 @@ pub(crate) async fn stop(layout: &Layout, name: &str) -> anyhow::Result<()> {
         settings: &settings,
         pki: &pki,
     };
-    let component = plan.component(name)?;
-    Supervisor::new(layout.clone())
-        .stop(name, component.stop_grace)
-        .await
+    let supervisor = Supervisor::new(layout.clone());
+    for component in plan.named(name)?.iter().rev() {
+        supervisor
+            .stop(&component.name, component.stop_grace)
+            .await?;
+    }
+    Ok(())
 }
 
 fn load(layout: &Layout) -> anyhow::Result<(Settings, DevPki)> {

@@ -22,8 +22,9 @@ const ETCD_PEER_PORT: u16 = 2380;
 const CONTROLLER_MANAGER_PORT: u16 = 10257;
 const SCHEDULER_PORT: u16 = 10259;
 /// Requests a second, and burst, of the scheduler and the controller manager.
-const QPS: u32 = 500;
-const BURST: u32 = 1000;
+pub(super) const QPS: u32 = 500;
+/// See [`QPS`].
+pub(super) const BURST: u32 = 1000;
 /// etcd stops taking writes above this.
 const ETCD_QUOTA_BYTES: u64 = 8 << 30;
 

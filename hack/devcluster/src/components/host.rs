@@ -11,7 +11,7 @@ pub(super) const HOST_API_PORT: u16 = 7443;
 /// Metrics of runtime-shim, on loopback of the host's namespace.
 const METRICS_PORT: u16 = 9440;
 /// Sandboxes a host; its pod network has room for sixteen times as many.
-const PODS: u32 = 1000;
+pub(super) const PODS: u32 = 1000;
 /// Part of the memory that hosts offer; the control plane runs beside them.
 const MEMORY_PERCENT: u64 = 80;
 

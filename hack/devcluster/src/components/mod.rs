@@ -3,6 +3,7 @@
 
 mod control_plane;
 mod host;
+mod kubelet;
 mod probe;
 mod registry;
 mod vnode;
@@ -18,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use self::{
     control_plane::{APISERVER_PORT, CONTROLLER_MANAGER},
+    kubelet::PEER,
     probe::{Probe, ProbeContext},
     registry::{PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER},
     vnode::{APPROVER, FLEET, KUBELET_API_PORT, NODE, NODES},
@@ -181,9 +183,19 @@ impl Plan<'_> {
         Ok(component)
     }
 
+    /// What a name on the command line stands for, in the order of starting: one component, or the
+    /// two of the comparison node.
+    pub(crate) fn named(&self, name: &str) -> anyhow::Result<Vec<Component>> {
+        if name == PEER {
+            return Ok(self.kubelet_peer().into());
+        }
+        Ok(vec![self.component(name)?])
+    }
+
     /// A component by name; also those that only run when started by name.
     pub(crate) fn component(&self, name: &str) -> anyhow::Result<Component> {
         let mut all = self.components()?;
+        all.extend(self.kubelet_peer());
         if self.settings.hosts > 0 {
             all.push(self.null_vnode()?);
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 use sandman_certs::User;
 
 use super::host::HOST_API_PORT;
+use super::kubelet::PEER_NODE;
 use super::{Component, Plan, path_flag, toml_path, toml_string};
 use crate::net::{Member, endpoint};
 
@@ -17,7 +18,7 @@ const NULL_NODE: &str = "sandman-null";
 /// Name of the component that approves serving certificates.
 pub(crate) const APPROVER: &str = "approver";
 /// Nodes that have an identity: the virtual ones and a real kubelet.
-pub(crate) const NODES: [&str; 3] = [NODE, NULL_NODE, "kubelet"];
+pub(crate) const NODES: [&str; 3] = [NODE, NULL_NODE, PEER_NODE];
 /// Port of the kubelet API.
 pub(crate) const KUBELET_API_PORT: u16 = 10250;
 
@@ -109,10 +110,14 @@ websockets = {websockets}
         Ok(component)
     }
 
-    /// Approves the serving certificates of the virtual nodes.
+    /// Approves the serving certificates of the nodes.
     pub(super) fn approver(&self) -> anyhow::Result<Component> {
         let program = self.settings.artifacts.binary("sandman-certs")?;
-        let nodes = [(NODE, Member::Vnode), (NULL_NODE, Member::SecondVnode)];
+        let nodes = [
+            (NODE, Member::Vnode),
+            (NULL_NODE, Member::SecondVnode),
+            (PEER_NODE, Member::Kubelet),
+        ];
         Ok(approver(program, &self.approver_kubeconfig(), &nodes))
     }
 

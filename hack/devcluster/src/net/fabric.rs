@@ -173,3 +173,55 @@ fn with_netlink<T: Send>(
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::net::endpoint;
+
+    /// Removes the namespaces also when the test fails.
+    struct Removed(Layout);
+
+    impl Drop for Removed {
+        fn drop(&mut self) {
+            for member in Member::all(3) {
+                // A second failure would hide the first.
+                let _ = NetNs::named(&self.0.netns_name(member)).remove();
+            }
+        }
+    }
+
+    /// Needs root.
+    #[test]
+    fn members_reach_each_other_and_a_second_pass_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::open(dir.path(), &dir.path().join("state")).unwrap();
+        let removed = Removed(layout.clone());
+        let namespace = |member| NetNs::named(&layout.netns_name(member));
+        ensure(&layout, 2).unwrap();
+        let before = namespace(Member::Host(0)).inode().unwrap();
+        // More hosts join a network that is there.
+        ensure(&layout, 3).unwrap();
+        assert_eq!(namespace(Member::Host(0)).inode(), Some(before));
+
+        let address: SocketAddr = endpoint(Member::Host(0), 4000).into();
+        let listener = namespace(Member::Host(0))
+            .run(|| Ok(TcpListener::bind(address)?))
+            .unwrap();
+        for member in [Member::Control, Member::Vnode, Member::Host(2)] {
+            let connect =
+                || Ok(TcpStream::connect_timeout(&address, Duration::from_secs(5))?.peer_addr()?);
+            assert_eq!(
+                namespace(member).run(connect).unwrap(),
+                address,
+                "from {member}"
+            );
+        }
+        drop(listener);
+        drop(removed);
+        assert!(!namespace(Member::Fabric).exists());
+    }
+}

@@ -48,7 +48,8 @@ pub(super) async fn remove(parent: &str) -> usize {
     }
 }
 
-fn hierarchies() -> Vec<PathBuf> {
+/// Where the hierarchies are mounted.
+pub(crate) fn hierarchies() -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     parse_hierarchies(&table)
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 
+pub(crate) use self::cgroups::hierarchies as cgroup_hierarchies;
 use self::processes::Claim;
 use crate::layout::Layout;
 use crate::net::{NetNs, PIN_DIR};
@@ -28,6 +29,9 @@ const ROUNDS: usize = 10;
 /// Where containerd's shims put their sockets and runc its records, whoever runs them.
 const SHARED_SOCKETS: &str = "/run/containerd/s";
 const SHARED_RUNC: &str = "/run/containerd/runc/sandman";
+/// Where every kubelet links the logs of its containers, and CNI keeps the results of its plugins.
+const SHARED_LOG_LINKS: &str = "/var/log/containers";
+const SHARED_CNI_RESULTS: &str = "/var/lib/cni/results";
 
 /// Something that is still there.
 #[derive(Debug, PartialEq, Eq)]
@@ -159,30 +163,46 @@ async fn end_processes(layout: &Layout, progress: Progress) -> usize {
     ended
 }
 
-/// containerd's shims and runc leave files in folders that all containerds of a machine share.
-/// Which are ours, our own bundles say.
+/// Files in folders that all containerds and kubelets of a machine share. Which are ours, our own
+/// bundles say, and the names and paths of the cluster in them. A file that cannot be removed is
+/// seen by nobody.
 fn remove_shared_files(layout: &Layout) {
-    let Ok(hosts) = fs::read_dir(layout.run_dir()) else {
-        return;
-    };
-    for host in hosts.flatten() {
-        let tasks = host
-            .path()
-            .join("containerd/io.containerd.runtime.v2.task/sandman");
-        let Ok(bundles) = fs::read_dir(tasks) else {
-            continue;
-        };
-        for bundle in bundles.flatten() {
-            if let Ok(address) = fs::read_to_string(bundle.path().join("address")) {
+    for host in entries(layout.run_dir()) {
+        let tasks = host.join("containerd/io.containerd.runtime.v2.task");
+        for bundle in entries(&tasks)
+            .iter()
+            .flat_map(|namespace| entries(namespace))
+        {
+            if let Ok(address) = fs::read_to_string(bundle.join("address")) {
                 let socket = Path::new(address.trim().trim_start_matches("unix://"));
+                // Absent if the shim could still clean up.
                 if socket.parent() == Some(Path::new(SHARED_SOCKETS)) {
-                    // Absent if the shim could still clean up; seen by nobody if it stays.
                     let _ = fs::remove_file(socket);
                 }
             }
-            let _ = fs::remove_dir_all(Path::new(SHARED_RUNC).join(bundle.file_name()));
+            if let Some(id) = bundle.file_name() {
+                let _ = fs::remove_dir_all(Path::new(SHARED_RUNC).join(id));
+            }
         }
     }
+    for link in entries(Path::new(SHARED_LOG_LINKS)) {
+        if fs::read_link(&link).is_ok_and(|target| target.starts_with(layout.state_dir())) {
+            let _ = fs::remove_file(link);
+        }
+    }
+    let ours = format!("{}-", layout.cni_network());
+    for result in entries(Path::new(SHARED_CNI_RESULTS)) {
+        let name = result.file_name().unwrap_or_default();
+        if name.as_encoded_bytes().starts_with(ours.as_bytes()) {
+            let _ = fs::remove_file(result);
+        }
+    }
+}
+
+/// Paths of all in a folder; none if there is no such folder.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 fn net_namespaces(layout: &Layout) -> Vec<NetNs> {
@@ -223,3 +243,6 @@ fn remove_files(layout: &Layout, purge: bool) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
