@@ -24,6 +24,7 @@ pub(super) struct Claim {
     recorded: BTreeSet<u32>,
     namespaces: BTreeSet<u64>,
     cgroup_parent: String,
+    netns_prefix: String,
     run_dir: PathBuf,
     state_dir: PathBuf,
     own: u32,
@@ -52,6 +53,7 @@ impl Claim {
                 .filter_map(|ns| ns.inode())
                 .collect(),
             cgroup_parent: layout.cgroup_parent(),
+            netns_prefix: layout.netns_prefix(),
             run_dir: layout.run_dir().to_owned(),
             state_dir: layout.state_dir().to_owned(),
             own: std::process::id(),
@@ -90,12 +92,8 @@ impl Claim {
         if in_cgroup(&facts.cgroups, &self.cgroup_parent) {
             return Some(false);
         }
-        let mentions = |dir: &PathBuf| {
-            facts
-                .argv
-                .iter()
-                .any(|argument| argument.contains(&*dir.to_string_lossy()))
-        };
+        let mentions = |text: &str| facts.argv.iter().any(|argument| argument.contains(text));
+        let run_dir = self.run_dir.to_string_lossy();
         let program = facts.argv.first().map(String::as_str).unwrap_or_default();
         let named = |name: &str| {
             program
@@ -104,11 +102,17 @@ impl Claim {
                 .is_some_and(|n| n.starts_with(name))
         };
         // Shims live in the host's namespace too, but one that a test moved must not escape.
-        if named("containerd-shim") && mentions(&self.run_dir) {
+        if named("containerd-shim") && mentions(&run_dir) {
             return Some(false);
         }
-        if named("sandman-devcluster") && facts.argv.get(1).is_some_and(|verb| verb == "launch") {
-            return mentions(&self.run_dir).then_some(false);
+        if named("sandman-devcluster") {
+            // Not yet, or never, what its record says.
+            let ours = match facts.argv.get(1).map(String::as_str) {
+                Some("launch") => mentions(&run_dir),
+                Some("forward") => mentions(&self.netns_prefix),
+                _ => false,
+            };
+            return ours.then_some(false);
         }
         if program.starts_with(&*self.state_dir.join("bin").to_string_lossy()) {
             return Some(true);
@@ -158,6 +162,7 @@ mod tests {
             recorded: BTreeSet::from([7]),
             namespaces: BTreeSet::from([42]),
             cgroup_parent: "/sandman-abc".into(),
+            netns_prefix: "sandman-abc-".into(),
             run_dir: "/run/sandman-abc".into(),
             state_dir: "/home/me/.dev".into(),
             own: 1,
@@ -200,6 +205,9 @@ mod tests {
         assert_eq!(claim.judge(8, &argv(shim)), Some(false));
         let other = "/usr/bin/containerd-shim-runc-v2 -address /run/containerd/containerd.sock";
         assert_eq!(claim.judge(8, &argv(other)), None);
+        let forwarder =
+            "/x/sandman-devcluster forward 127.0.0.1:1=/run/netns/sandman-abc-control=x";
+        assert_eq!(claim.judge(8, &argv(forwarder)), Some(false));
         // Somebody looking at our files is not ours.
         assert_eq!(
             claim.judge(8, &argv("less /run/sandman-abc/records/etcd.json")),
