@@ -1,6 +1,8 @@
 //! Virtual node: registers with a cluster as one node, places the pods bound to
 //! it on Sandman hosts, and serves the kubelet API for them.
 //!
+//! * [`node`]: the Node object, its lease and its serving certificate.
+//! * [`pods`]: what should be true of each pod, and what is.
 //! * [`hosts`]: connections to the hosts, what they have and what they report.
 //! * [`kubelet_api`]: exec, logs and the other calls the API server makes.
 
@@ -10,7 +12,11 @@ pub mod hosts;
 pub mod kubelet_api;
 pub mod metrics;
 pub mod node;
+pub mod pods;
 pub mod quantity;
 pub mod queue;
+mod run;
 pub mod strategic;
 pub mod view;
+
+pub use self::run::run;

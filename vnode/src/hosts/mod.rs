@@ -46,6 +46,8 @@ pub struct HostView {
     pub name: HostName,
     /// `hostIP` of its pods.
     pub ip: IpAddr,
+    /// The same as text.
+    pub ip_text: Arc<str>,
     /// Where its connection stands.
     pub connection: Connection,
     /// Number of the newest complete list.
@@ -68,6 +70,8 @@ pub struct Hosts {
 struct Entry {
     name: HostName,
     address: SocketAddr,
+    ip_text: Arc<str>,
+    pods: config::Cidr,
     host: Arc<dyn Host>,
     state: RwLock<HostState>,
     metrics: Metrics,
@@ -103,11 +107,13 @@ impl Hosts {
                     tls.clone(),
                     term,
                 )),
-                None => Arc::new(NullHost::new(name.clone(), &config.pod_cidr)),
+                None => Arc::new(NullHost::new(name.clone(), config.pod_cidr)),
             };
             let entry = Entry {
                 name: name.clone(),
                 address: config.address,
+                ip_text: config.address.ip().to_string().into(),
+                pods: config.pod_cidr,
                 host,
                 state: RwLock::new(HostState::new(now)),
                 metrics: metrics.clone(),
@@ -165,6 +171,12 @@ impl Hosts {
             .values()
             .find(|entry| entry.address.ip() == ip)
             .map(|entry| entry.name.clone())
+    }
+
+    /// Whether an address is one that the host may give to a pod.
+    pub fn may_give(&self, name: &HostName, ip: &str) -> bool {
+        let entry = self.entries.get(name);
+        entry.is_some_and(|entry| ip.parse().is_ok_and(|ip| entry.pods.contains(ip)))
     }
 
     /// Commands to a host.
@@ -244,6 +256,7 @@ impl Entry {
         self.read(|state| HostView {
             name: self.name.clone(),
             ip: self.address.ip(),
+            ip_text: Arc::clone(&self.ip_text),
             connection: state.connection(),
             epoch: state.epoch(),
             lost: state.lost(),

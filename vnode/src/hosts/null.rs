@@ -2,7 +2,7 @@
 //! shows what the control plane and the rest of the node can do by themselves.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 
 use super::host::{Host, HostError, Updates};
 use super::local_architecture;
+use crate::config::Cidr;
 use crate::view::{HostName, StreamError};
 
 /// Large enough that placement never is what a measurement measures.
@@ -27,33 +28,30 @@ const CAPACITY: v1::Resources = v1::Resources {
     pods: 16_000,
 };
 
+/// The first addresses of a range are the host's own.
+const FIRST_IP: u128 = 2;
+
 /// A simulated host.
 #[derive(Debug)]
 pub(super) struct NullHost {
     name: HostName,
-    pod_cidr: String,
-    first_ip: u32,
+    pod_cidr: Cidr,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     sandboxes: HashMap<String, v1::SandboxReport>,
-    next_ip: u32,
+    next_ip: u128,
     watcher: Option<mpsc::UnboundedSender<v1::WatchResponse>>,
 }
 
 impl NullHost {
     /// A host that gives out addresses of `pod_cidr`.
-    pub(super) fn new(name: HostName, pod_cidr: &str) -> Self {
-        let base = pod_cidr
-            .split('/')
-            .next()
-            .and_then(|ip| ip.parse::<Ipv4Addr>().ok());
+    pub(super) fn new(name: HostName, pod_cidr: Cidr) -> Self {
         Self {
             name,
-            pod_cidr: pod_cidr.to_owned(),
-            first_ip: base.map_or(0, u32::from) + 2,
+            pod_cidr,
             inner: Mutex::default(),
         }
     }
@@ -85,7 +83,7 @@ impl Host for NullHost {
             schema: SCHEMA,
             capacity: Some(CAPACITY),
             allocatable: Some(CAPACITY),
-            pod_cidr: self.pod_cidr.clone(),
+            pod_cidr: self.pod_cidr.to_string(),
             architecture: local_architecture().to_owned(),
             operating_system: "linux".to_owned(),
             kernel_version: "0".to_owned(),
@@ -115,8 +113,8 @@ impl Host for NullHost {
                 _ => Ok(()),
             };
         }
-        let ip = Ipv4Addr::from(self.first_ip + inner.next_ip);
-        inner.next_ip = (inner.next_ip + 1) % 16_000;
+        let ip = self.pod_cidr.address(FIRST_IP + inner.next_ip);
+        inner.next_ip = (inner.next_ip + 1) % u128::from(CAPACITY.pods);
         inner.publish(running(&spec, ip));
         Ok(())
     }
@@ -157,7 +155,7 @@ impl Host for NullHost {
     }
 }
 
-fn running(spec: &v1::SandboxSpec, ip: Ipv4Addr) -> v1::SandboxReport {
+fn running(spec: &v1::SandboxSpec, ip: IpAddr) -> v1::SandboxReport {
     let now: Option<prost_types::Timestamp> = Some(SystemTime::now().into());
     let report = |container: &v1::Container| v1::ContainerReport {
         name: container.name.clone(),

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::admission::Admission;
 use super::authn::Authenticator;
 use super::authz::Authorizer;
 use super::health::SyncLoopCheck;
@@ -88,6 +89,7 @@ pub(super) struct Api {
     pub(super) authenticator: Authenticator,
     pub(super) authorizer: Authorizer,
     pub(super) node_counter: Mutex<NodeCounter>,
+    pub(super) admission: Arc<Admission>,
     /// One permit a stream.
     pub(super) streams: Arc<Semaphore>,
     /// Connections and sessions, waited for at the end.

@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::Streaming;
 use tonic::transport::Channel;
+use tonic::{Status, Streaming};
 
 use super::metrics::{ApiMetrics, StreamMeter};
 
@@ -31,8 +31,12 @@ const FIRST_SIZE_WAIT: Duration = Duration::from_millis(250);
 /// How long a terminal's process may go on after its client has gone. There is
 /// nobody left to type or read; the host hangs up like a closed terminal window.
 const TERMINAL_GRACE: Duration = Duration::from_secs(1);
+/// Time for the host to accept the command; a host that is busy starting many
+/// processes is slow, one that is hung says nothing at all.
+const START_WAIT: Duration = Duration::from_secs(60);
 /// Time for the host to report the end of a process that it was told to end.
-const CANCEL_WAIT: Duration = Duration::from_secs(30);
+/// Afterwards the stream is dropped, which tells it once more.
+const CANCEL_WAIT: Duration = Duration::from_secs(10);
 
 /// One exec on its way to the host.
 pub(super) struct Bridge {
@@ -67,9 +71,15 @@ impl Bridge {
         };
         // The channel is new and its receiver is in scope: there is room.
         let _ = requests.send(start).await;
-        let responses = match self.client.exec(ReceiverStream::new(receiver)).await {
-            Ok(responses) => responses.into_inner(),
-            Err(status) => return self.host_failed(&status),
+        let opening = self.client.exec(ReceiverStream::new(receiver));
+        let responses = match tokio::time::timeout(START_WAIT, opening).await {
+            Ok(Ok(responses)) => responses.into_inner(),
+            Ok(Err(status)) => return self.host_failed(&status),
+            Err(_) => {
+                return self.host_failed(&Status::deadline_exceeded(
+                    "the host did not answer in time",
+                ));
+            }
         };
 
         let grace = if terminal {
@@ -141,7 +151,7 @@ impl Bridge {
         }
     }
 
-    fn host_failed(&mut self, status: &tonic::Status) -> Outcome {
+    fn host_failed(&mut self, status: &Status) -> Outcome {
         self.meter.finish("host_lost");
         tracing::warn!(
             pod_uid = %self.start.uid,
@@ -177,8 +187,12 @@ impl InputPump {
             () = self.sizes(resize) => {}
             () = self.abandoned(client_gone, grace) => {}
         }
-        self.send(Request::Cancel(v1::Cancel {})).await;
-        tokio::time::sleep(CANCEL_WAIT).await;
+        // Behind input that the process does not read, this waits as well.
+        let cancel = async {
+            self.send(Request::Cancel(v1::Cancel {})).await;
+            pending::<()>().await;
+        };
+        let _ = tokio::time::timeout(CANCEL_WAIT, cancel).await;
     }
 
     /// Delivers all input, then its end; never finishes, because a process goes

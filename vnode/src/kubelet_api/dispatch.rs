@@ -10,12 +10,14 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
 use super::api::Api;
+use super::authn::AuthnError;
 use super::authz::{AuthzError, attributes};
 use super::configz;
 use super::listener::Peer;
 use super::metrics::RequestLabels;
 use super::query::{Query, decode_path};
-use super::respond::{Body, json, method_not_allowed, text, typed};
+use super::respond::{Body, json, later, method_not_allowed, text, typed};
+use super::review::ReviewError;
 use super::route::{self, NoRoute, Route};
 use super::stats::{self, NodeUsage, resource_metrics, summary::Summary};
 use super::{exec, health, logs, target};
@@ -27,14 +29,13 @@ pub(super) async fn respond(
     peer: &Arc<Peer>,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let labels = |response: &Response<Body>, path, method| RequestLabels {
+    let method = Reason(method_label(request.method()));
+    let (path, response) = answer(api, peer, &mut request).await;
+    let labels = RequestLabels {
         path: Reason(path),
-        method: Reason(method),
+        method,
         code: response.status().as_u16(),
     };
-    let method = method_label(request.method());
-    let (path, response) = answer(api, peer, &mut request).await;
-    let labels = labels(&response, path, method);
     api.node.metrics.requests.get_or_create(&labels).inc();
     response
 }
@@ -53,7 +54,7 @@ async fn answer(
         Ok(user) => user,
         Err(error) => {
             tracing::debug!(address = %peer.address, %error, "unauthenticated");
-            return ("other", text(StatusCode::UNAUTHORIZED, "Unauthorized"));
+            return ("other", unrecognised(&error));
         }
     };
     // One decoded path for the policy and for the router.
@@ -66,6 +67,7 @@ async fn answer(
     if let Err(error) = api.authorizer.authorize(&user, wanted).await {
         return (label, refused(peer, &error));
     }
+    peer.place.trust();
     let debugging = api.config.debugging_handlers;
     let response = match route::find(request.method(), &path, debugging) {
         Ok(route) => handle(api, peer, route, request).await,
@@ -79,12 +81,28 @@ async fn answer(
     (label, response)
 }
 
+/// Callers do not learn why, so that guessing does not pay.
+fn unrecognised(error: &AuthnError) -> Response<Body> {
+    match error {
+        AuthnError::Review(ReviewError::Busy) => busy(),
+        _ => text(StatusCode::UNAUTHORIZED, "Unauthorized"),
+    }
+}
+
+fn busy() -> Response<Body> {
+    later(StatusCode::TOO_MANY_REQUESTS, "too many requests")
+}
+
 fn refused(peer: &Peer, error: &AuthzError) -> Response<Body> {
     let status = match error {
         AuthzError::Forbidden { .. } => {
             tracing::debug!(address = %peer.address, error = error.to_string().trim(), "forbidden");
             StatusCode::FORBIDDEN
         }
+        AuthzError::Unknown {
+            cause: ReviewError::Busy,
+            ..
+        } => return busy(),
         AuthzError::Unknown { cause, .. } => {
             tracing::warn!(address = %peer.address, %error, %cause, "cannot authorize");
             StatusCode::INTERNAL_SERVER_ERROR
@@ -108,13 +126,10 @@ async fn handle(
         Route::RunningPods => pod_list(api.node.pods.running_pods()).await,
         Route::StatsSummary => {
             let only = query().first("only_cpu_and_memory") == Some("true");
-            summary(api, only).await
+            usage(api, move |api, usage| summary(api, usage, only)).await
         }
         Route::Metrics => typed(StatusCode::OK, CONTENT_TYPE, render(&api.node.registry)),
-        Route::ResourceMetrics => {
-            let metrics = resource_metrics::render(usage(api).await.as_ref());
-            typed(StatusCode::OK, resource_metrics::CONTENT_TYPE, metrics)
-        }
+        Route::ResourceMetrics => usage(api, resource_metrics).await,
         Route::Configz => json(&configz::document(&api.config.configz)),
         Route::ContainerLogs(wanted) => logs::respond(api, &wanted, &query()).await,
         Route::Exec(wanted) => exec::respond(api, peer, &wanted, request).await,
@@ -142,28 +157,45 @@ fn not_served(found: Result<(), target::Refused>, reason: &'static str) -> Respo
     }
 }
 
-async fn usage(api: &Api) -> Option<NodeUsage> {
+/// The node's usage, and what `render` makes of it. Ten thousand pods are too
+/// much work for a thread that others wait for.
+async fn usage(
+    api: &Arc<Api>,
+    render: impl FnOnce(&Api, Option<NodeUsage>) -> Response<Body> + Send + 'static,
+) -> Response<Body> {
     let reports = api.node.hosts.stats().await;
-    let mut counter = api
-        .node_counter
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    stats::join(&reports, &*api.node.pods, &mut counter, Timestamp::now())
+    let api = Arc::clone(api);
+    blocking(move || {
+        let usage = {
+            let counter = api.node_counter.lock();
+            let mut counter = counter.unwrap_or_else(PoisonError::into_inner);
+            stats::join(&reports, &*api.node.pods, &mut counter, Timestamp::now())
+        };
+        render(&api, usage)
+    })
+    .await
 }
 
-async fn summary(api: &Api, only_cpu_and_memory: bool) -> Response<Body> {
-    match usage(api).await {
-        Some(usage) => json(&Summary::new(
-            usage,
-            &api.config.node_name,
-            api.started,
-            only_cpu_and_memory,
-        )),
+fn resource_metrics(_: &Api, usage: Option<NodeUsage>) -> Response<Body> {
+    let metrics = resource_metrics::render(usage.as_ref());
+    typed(StatusCode::OK, resource_metrics::CONTENT_TYPE, metrics)
+}
+
+fn summary(api: &Api, usage: Option<NodeUsage>, only_cpu_and_memory: bool) -> Response<Body> {
+    let node = &api.config.node_name;
+    match usage {
+        Some(usage) => json(&Summary::new(usage, node, api.started, only_cpu_and_memory)),
         None => text(
             StatusCode::INTERNAL_SERVER_ERROR,
             "Internal Error: no host of this node answered",
         ),
     }
+}
+
+async fn blocking(work: impl FnOnce() -> Response<Body> + Send + 'static) -> Response<Body> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
 #[derive(Serialize)]
@@ -175,20 +207,17 @@ struct PodList<'a> {
     items: Vec<&'a Pod>,
 }
 
-/// Ten thousand pods are tens of megabytes of JSON: not on a thread that others
-/// wait for.
+/// Ten thousand pods are tens of megabytes of JSON.
 async fn pod_list(pods: Vec<Arc<Pod>>) -> Response<Body> {
-    let encode = move || {
+    blocking(move || {
         json(&PodList {
             kind: "PodList",
             api_version: "v1",
             metadata: serde_json::json!({}),
             items: pods.iter().map(|pod| &**pod).collect(),
         })
-    };
-    tokio::task::spawn_blocking(encode)
-        .await
-        .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    })
+    .await
 }
 
 fn method_label(method: &Method) -> &'static str {

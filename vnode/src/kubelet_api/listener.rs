@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::admission::Place;
 use super::api::Api;
 use super::dispatch;
 use super::respond::{Body, BodyError};
@@ -49,7 +50,14 @@ pub(super) struct Peer {
     pub(super) address: SocketAddr,
     /// As shown in the handshake, leaf first; proven to be theirs, not checked.
     pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) place: Place,
     _slot: OwnedSemaphorePermit,
+}
+
+/// What a connection takes up.
+struct Slot {
+    place: Place,
+    slot: OwnedSemaphorePermit,
 }
 
 /// Accepts until shutdown. Connections go on in `api.tasks`.
@@ -71,6 +79,12 @@ pub(super) async fn run(api: Arc<Api>, listener: TcpListener, tls: TlsAcceptor) 
         };
         match accepted {
             Ok((socket, address)) => {
+                // Refused by closing: whoever floods gets no handshake from us.
+                let Some(place) = api.admission.admit(address.ip()) else {
+                    api.node.metrics.connections_refused.inc();
+                    continue;
+                };
+                let slot = Slot { place, slot };
                 let connection = connection(Arc::clone(&api), socket, address, tls.clone(), slot);
                 api.tasks.spawn(connection);
             }
@@ -87,7 +101,7 @@ async fn connection(
     socket: TcpStream,
     address: SocketAddr,
     tls: TlsAcceptor,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 ) {
     if let Err(error) = tune(&socket) {
         tracing::debug!(%address, %error, "socket options refused");
@@ -114,19 +128,15 @@ async fn connection(
     api.node.metrics.connections.dec();
 }
 
-async fn serve(
-    api: &Arc<Api>,
-    stream: TlsStream<TcpStream>,
-    address: SocketAddr,
-    slot: OwnedSemaphorePermit,
-) {
+async fn serve(api: &Arc<Api>, stream: TlsStream<TcpStream>, address: SocketAddr, slot: Slot) {
     let session = stream.get_ref().1;
     let http2 = session.alpn_protocol() == Some(ALPN_H2);
     let chain = session.peer_certificates().unwrap_or_default();
     let peer = Arc::new(Peer {
         address,
         chain: chain.to_vec(),
-        _slot: slot,
+        place: slot.place,
+        _slot: slot.slot,
     });
     let activity = Activity::default();
     let service = service_fn(|request: Request<Incoming>| {

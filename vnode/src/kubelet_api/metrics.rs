@@ -39,6 +39,7 @@ pub(super) struct FinishLabels {
 #[derive(Debug, Clone)]
 pub struct ApiMetrics {
     pub(super) connections: Gauge,
+    pub(super) connections_refused: Counter,
     pub(super) handshake_failures: Counter,
     pub(super) requests: Family<RequestLabels, Counter>,
     /// The kubelet's own name: WebSocket streams that the API server passed
@@ -57,6 +58,7 @@ impl ApiMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             connections: Gauge::default(),
+            connections_refused: Counter::default(),
             handshake_failures: Counter::default(),
             requests: Family::default(),
             websocket_requests: Family::default(),
@@ -73,6 +75,11 @@ impl ApiMetrics {
         );
         let registry = registry.sub_registry_with_prefix("sandman_vnode_kubelet_api");
         registry.register("connections", "Open connections", m.connections);
+        registry.register(
+            "connections_refused",
+            "Connections closed at once because of too many strangers",
+            m.connections_refused,
+        );
         registry.register(
             "handshake_failures",
             "Connections that did not finish their TLS handshake",

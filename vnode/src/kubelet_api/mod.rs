@@ -6,6 +6,7 @@
 //! (client ↔ host); the client's protocol is the business of `sandman_streaming`.
 //! Upstream: `pkg/kubelet/server` of Kubernetes 1.36.
 
+mod admission;
 mod api;
 mod authn;
 mod authz;
@@ -86,6 +87,7 @@ pub async fn serve(
         authenticator: Authenticator::new(client_ca, Arc::clone(&node.reviews)),
         authorizer: Authorizer::new(config.node_name.clone(), Arc::clone(&node.reviews)),
         node_counter: Default::default(),
+        admission: Arc::default(),
         streams: Arc::new(Semaphore::new(config.max_streams)),
         tasks: TaskTracker::new(),
         shutdown,

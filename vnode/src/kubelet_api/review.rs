@@ -31,6 +31,9 @@ pub enum ReviewError {
     /// The API server could not be asked or refused the question.
     #[error("{0}")]
     Failed(String),
+    /// Too many questions wait for their answer already.
+    #[error("too many reviews wait for the API server")]
+    Busy,
     /// The API server did not answer in time.
     #[error("the API server did not answer within {} s", DEADLINE.as_secs())]
     TimedOut,

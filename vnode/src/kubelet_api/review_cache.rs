@@ -3,8 +3,8 @@
 //! asker says, and failures are not remembered.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,10 +18,15 @@ use super::review::ReviewError;
 /// memory an entry takes, and no token is kept.
 pub(super) type Key = [u8; 32];
 
+/// Different questions that may wait for their answer at a time. Strangers can
+/// ask new ones as fast as they like; more are refused at once.
+const MAX_PENDING: usize = 512;
+
 /// A cache of at most `capacity` answers.
 pub(super) struct ReviewCache<V> {
     slots: Arc<Mutex<HashMap<Key, Slot<V>>>>,
     capacity: usize,
+    pending: Arc<AtomicUsize>,
 }
 
 enum Slot<V> {
@@ -36,6 +41,7 @@ impl<V: Clone + Send + Sync + 'static> ReviewCache<V> {
         Self {
             slots: Arc::default(),
             capacity,
+            pending: Arc::default(),
         }
     }
 
@@ -51,19 +57,15 @@ impl<V: Clone + Send + Sync + 'static> ReviewCache<V> {
             if slots.len() >= self.capacity && !slots.contains_key(&key) {
                 make_room(&mut slots, self.capacity, now);
             }
-            match slots.entry(key) {
-                Entry::Occupied(mut entry) => match entry.get() {
-                    Slot::Known(value, until) if now < *until => return Ok(value.clone()),
-                    Slot::Pending(pending) => pending.clone(),
-                    Slot::Known(..) => {
-                        let pending = self.start(key, ask);
-                        entry.insert(Slot::Pending(pending.clone()));
-                        pending
+            match slots.get(&key) {
+                Some(Slot::Known(value, until)) if now < *until => return Ok(value.clone()),
+                Some(Slot::Pending(pending)) => pending.clone(),
+                Some(Slot::Known(..)) | None => {
+                    if self.pending.load(Ordering::Relaxed) >= MAX_PENDING {
+                        return Err(ReviewError::Busy);
                     }
-                },
-                Entry::Vacant(entry) => {
                     let pending = self.start(key, ask);
-                    entry.insert(Slot::Pending(pending.clone()));
+                    slots.insert(key, Slot::Pending(pending.clone()));
                     pending
                 }
             }
@@ -78,6 +80,8 @@ impl<V: Clone + Send + Sync + 'static> ReviewCache<V> {
         F: Future<Output = Result<(V, Duration), ReviewError>> + Send + 'static,
     {
         let slots = Arc::clone(&self.slots);
+        let count = Arc::clone(&self.pending);
+        count.fetch_add(1, Ordering::Relaxed);
         let asking = tokio::spawn(ask);
         let task = tokio::spawn(async move {
             let answer = asking.await.unwrap_or_else(|error| {
@@ -177,6 +181,32 @@ mod tests {
         }
         let slots = cache.slots.lock().expect("no test panicked with it");
         assert!(slots.len() <= 16, "{}", slots.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_that_wait_are_bounded() {
+        let cache = Arc::new(ReviewCache::new(8));
+        let slow = || async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Ok(((), KEEP))
+        };
+        let key = |n: usize| {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&n.to_le_bytes());
+            key
+        };
+        let waiting = (0..MAX_PENDING).map(|n| cache.get(key(n), slow()));
+        let waiting = futures::future::join_all(waiting);
+        let late = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let new = cache.get(key(MAX_PENDING), slow()).await;
+            let same = cache.get(key(0), slow()).await;
+            (new, same)
+        };
+        let (waited, late) = tokio::join!(waiting, late);
+        assert!(waited.iter().all(Result::is_ok));
+        assert_eq!(late, (Err(ReviewError::Busy), Ok(())));
+        assert_eq!(cache.get(key(MAX_PENDING), slow()).await, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -217,7 +217,7 @@ impl NodeController {
 /// Conditions in a fixed order, because patches append.
 fn sorted(status: &NodeStatus) -> NodeStatus {
     let mut status = status.clone();
-    for conditions in &mut status.conditions {
+    if let Some(conditions) = &mut status.conditions {
         conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
     }
     status

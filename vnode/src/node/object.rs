@@ -412,37 +412,14 @@ fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
 
     fn config() -> Config {
-        use crate::config::{KubeletApi, Node, Serving};
-        Config {
-            node_name: "sandman".into(),
-            kubeconfig: "k".into(),
-            fleet: "dev".into(),
-            fleet_tls: None,
-            state_dir: "s".into(),
-            kubelet_api: KubeletApi {
-                listen: "10.90.0.3:10250".parse().unwrap(),
-                address: "10.90.0.3".parse().unwrap(),
-                client_ca: "ca".into(),
-                serving: Serving::Csr,
-                websockets: true,
-            },
-            node: Node {
-                labels: BTreeMap::from([("rack".into(), "r1".into())]),
-                taint: true,
-                provider_id: "sandman://dev/sandman".into(),
-            },
-            hosts: Vec::new(),
-            host_lost_after: Duration::from_secs(40),
-            cluster_dns: Vec::new(),
-            cluster_domain: "cluster.local".into(),
-            daemonset_allow: BTreeSet::new(),
-            metrics_listen: None,
-        }
+        let mut config = crate::config::tests::minimal();
+        config.node.labels = BTreeMap::from([("rack".into(), "r1".into())]);
+        config
     }
 
     fn host(name: &str, lost: bool) -> HostView {
@@ -455,6 +432,7 @@ mod tests {
         HostView {
             name: name.into(),
             ip: "10.90.0.11".parse().unwrap(),
+            ip_text: "10.90.0.11".into(),
             connection: if lost {
                 Connection::Down
             } else {

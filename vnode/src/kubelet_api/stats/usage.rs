@@ -91,16 +91,20 @@ pub(in crate::kubelet_api) fn join(
 
 fn pod_usage(pod: &Pod, sandbox: &v1::SandboxStats, at: Timestamp) -> Option<PodUsage> {
     let status = pod.status.as_ref()?;
-    let running: BTreeSet<&str> = [&status.container_statuses, &status.init_container_statuses]
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|status| {
-            let state = status.state.as_ref();
-            state.is_some_and(|state| state.running.is_some())
-        })
-        .map(|status| status.name.as_str())
-        .collect();
+    let running: BTreeSet<&str> = [
+        &status.container_statuses,
+        &status.init_container_statuses,
+        &status.ephemeral_container_statuses,
+    ]
+    .into_iter()
+    .flatten()
+    .flatten()
+    .filter(|status| {
+        let state = status.state.as_ref();
+        state.is_some_and(|state| state.running.is_some())
+    })
+    .map(|status| status.name.as_str())
+    .collect();
     let mut containers: Vec<ContainerUsage> = Vec::with_capacity(running.len());
     for name in running {
         let stats = sandbox.containers.iter().find(|stats| stats.name == name)?;

@@ -90,8 +90,14 @@ impl ResolvesServerCert for Fixed {
 fn named(name: &str, groups: &[&str]) -> DistinguishedName {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::CommonName, name);
-    for group in groups {
-        subject.push(DnType::OrganizationName, *group);
+    // rcgen keeps one attribute a type; a second group needs another spelling of it.
+    let types = [
+        DnType::OrganizationName,
+        DnType::CustomDnType(vec![2, 5, 4, 10]),
+    ];
+    assert!(groups.len() <= types.len());
+    for (kind, group) in types.into_iter().zip(groups) {
+        subject.push(kind, *group);
     }
     subject
 }

@@ -1,0 +1,406 @@
+//! Which pods this node runs at all. What it cannot honour is refused at once
+//! and by name, because a pod that runs without something it asked for is worse
+//! than one that does not run. Fields that change nothing here are accepted.
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
+
+use super::resources::is_sidecar;
+
+/// Why a pod is refused: becomes phase Failed, this reason and message, and a
+/// Warning event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// A CamelCase word.
+    pub reason: &'static str,
+    /// For the user; names the field.
+    pub message: String,
+}
+
+/// Reason of pods that use a feature this node does not have.
+pub const UNSUPPORTED: &str = "UnsupportedPodFeature";
+
+/// Sysctls that affect nobody else (`pkg/kubelet/sysctl/safe_sysctls.go`).
+const SAFE_SYSCTLS: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+];
+
+/// Checks a pod before it is placed.
+///
+/// # Errors
+/// The first field that this node cannot honour.
+pub fn admit(pod: &Pod) -> Result<(), Rejection> {
+    let Some(spec) = &pod.spec else {
+        return Err(unsupported("spec", "is missing"));
+    };
+    admit_pod_fields(spec)?;
+    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
+        admit_volume(&format!("spec.volumes[{index}]"), volume)?;
+    }
+    for (index, container) in spec.init_containers.iter().flatten().enumerate() {
+        let path = format!("spec.initContainers[{index}]");
+        admit_container(&path, container)?;
+        if container.restart_policy.is_some() && !is_sidecar(container) {
+            return Err(unsupported(
+                &format!("{path}.restartPolicy"),
+                "only Always is supported",
+            ));
+        }
+    }
+    for (index, container) in spec.containers.iter().enumerate() {
+        let path = format!("spec.containers[{index}]");
+        admit_container(&path, container)?;
+        refuse_if(
+            container.restart_policy.is_some(),
+            &format!("{path}.restartPolicy"),
+        )?;
+    }
+    Ok(())
+}
+
+fn admit_pod_fields(spec: &PodSpec) -> Result<(), Rejection> {
+    if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
+        return Err(Rejection {
+            reason: "PodOSNotSupported",
+            message: "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
+        });
+    }
+    refuse_if(spec.host_network == Some(true), "spec.hostNetwork")?;
+    refuse_if(spec.host_pid == Some(true), "spec.hostPID")?;
+    refuse_if(spec.host_ipc == Some(true), "spec.hostIPC")?;
+    refuse_if(spec.host_users == Some(false), "spec.hostUsers")?;
+    refuse_if(has_any(&spec.resource_claims), "spec.resourceClaims")?;
+    refuse_if(
+        has_any(&spec.ephemeral_containers),
+        "spec.ephemeralContainers",
+    )?;
+    let Some(security) = &spec.security_context else {
+        return Ok(());
+    };
+    if security.supplemental_groups_policy.as_deref() == Some("Strict") {
+        return Err(Rejection {
+            reason: "SupplementalGroupsPolicyNotSupported",
+            message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+        });
+    }
+    let app_armor = security
+        .app_armor_profile
+        .as_ref()
+        .map(|profile| profile.type_.as_str());
+    refuse_if(
+        app_armor == Some("Localhost"),
+        "spec.securityContext.appArmorProfile",
+    )?;
+    for sysctl in security.sysctls.iter().flatten() {
+        let name = sysctl.name.replace('/', ".");
+        if !SAFE_SYSCTLS.contains(&name.as_str()) {
+            return Err(Rejection {
+                reason: "SysctlForbidden",
+                message: format!("forbidden sysctl: {:?} not allowlisted", sysctl.name),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn admit_volume(path: &str, volume: &Volume) -> Result<(), Rejection> {
+    if let Some(projected) = &volume.projected {
+        for (index, source) in projected.sources.iter().flatten().enumerate() {
+            let source_path = format!("{path}.projected.sources[{index}]");
+            let trust = source.cluster_trust_bundle.is_some();
+            refuse_if(trust, &format!("{source_path}.clusterTrustBundle"))?;
+            let certificate = source.pod_certificate.is_some();
+            refuse_if(certificate, &format!("{source_path}.podCertificate"))?;
+        }
+        return Ok(());
+    }
+    if let Some(empty_dir) = &volume.empty_dir {
+        let medium = empty_dir.medium.as_deref().unwrap_or_default();
+        refuse_if(
+            !matches!(medium, "" | "Memory"),
+            &format!("{path}.emptyDir.medium"),
+        )?;
+        return Ok(());
+    }
+    if volume.config_map.is_some() || volume.secret.is_some() || volume.downward_api.is_some() {
+        return Ok(());
+    }
+    // Every other source; the name in the JSON is the name in the message.
+    let source = serde_json::to_value(volume).ok().and_then(|value| {
+        value
+            .as_object()?
+            .keys()
+            .find(|key| *key != "name")
+            .cloned()
+    });
+    Err(unsupported(
+        &format!("{path}.{}", source.unwrap_or_default()),
+        NOT_SUPPORTED,
+    ))
+}
+
+fn admit_container(path: &str, container: &Container) -> Result<(), Rejection> {
+    let field = |name: &str| format!("{path}.{name}");
+    refuse_if(
+        container.image.as_deref().unwrap_or_default().is_empty(),
+        &field("image"),
+    )?;
+    refuse_if(container.liveness_probe.is_some(), &field("livenessProbe"))?;
+    refuse_if(
+        container.readiness_probe.is_some(),
+        &field("readinessProbe"),
+    )?;
+    refuse_if(container.startup_probe.is_some(), &field("startupProbe"))?;
+    refuse_if(container.lifecycle.is_some(), &field("lifecycle"))?;
+    refuse_if(has_any(&container.volume_devices), &field("volumeDevices"))?;
+    refuse_if(
+        has_any(&container.restart_policy_rules),
+        &field("restartPolicyRules"),
+    )?;
+    for (index, port) in container.ports.iter().flatten().enumerate() {
+        refuse_if(
+            port.host_port.unwrap_or(0) != 0,
+            &field(&format!("ports[{index}].hostPort")),
+        )?;
+    }
+    for (index, env) in container.env.iter().flatten().enumerate() {
+        let file = env
+            .value_from
+            .as_ref()
+            .is_some_and(|from| from.file_key_ref.is_some());
+        refuse_if(file, &field(&format!("env[{index}].valueFrom.fileKeyRef")))?;
+    }
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        let propagation = mount.mount_propagation.as_deref().unwrap_or("None");
+        let name = field(&format!("volumeMounts[{index}].mountPropagation"));
+        refuse_if(propagation != "None", &name)?;
+        let recursive = mount.recursive_read_only.as_deref() == Some("Enabled");
+        refuse_if(
+            recursive,
+            &field(&format!("volumeMounts[{index}].recursiveReadOnly")),
+        )?;
+    }
+    if let Some(limits) = container.resources.as_ref().and_then(|r| r.limits.as_ref())
+        && let Some(huge) = limits.keys().find(|name| name.starts_with("hugepages-"))
+    {
+        return Err(unsupported(
+            &field(&format!("resources.limits.{huge}")),
+            NOT_SUPPORTED,
+        ));
+    }
+    let Some(security) = &container.security_context else {
+        return Ok(());
+    };
+    refuse_if(
+        security.privileged == Some(true),
+        &field("securityContext.privileged"),
+    )?;
+    let app_armor = security
+        .app_armor_profile
+        .as_ref()
+        .map(|profile| profile.type_.as_str());
+    refuse_if(
+        app_armor == Some("Localhost"),
+        &field("securityContext.appArmorProfile"),
+    )
+}
+
+const NOT_SUPPORTED: &str = "is not supported by this node";
+
+fn has_any<T>(list: &Option<Vec<T>>) -> bool {
+    list.as_ref().is_some_and(|list| !list.is_empty())
+}
+
+fn refuse_if(condition: bool, field: &str) -> Result<(), Rejection> {
+    if condition {
+        Err(unsupported(field, NOT_SUPPORTED))
+    } else {
+        Ok(())
+    }
+}
+
+fn unsupported(field: &str, problem: &str) -> Rejection {
+    Rejection {
+        reason: UNSUPPORTED,
+        message: format!("{field} {problem}"),
+    }
+}
+
+/// The DaemonSet, as `namespace/name`, that a pod belongs to.
+pub fn daemonset_of(pod: &Pod) -> Option<String> {
+    let owner = pod
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet")?;
+    Some(format!(
+        "{}/{}",
+        pod.metadata.namespace.as_deref()?,
+        owner.name
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(spec: Value) -> Pod {
+        let mut spec = spec;
+        if spec.get("containers").is_none() {
+            spec["containers"] = json!([{"name": "c", "image": "i"}]);
+        }
+        serde_json::from_value(json!({ "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let container = |value: Value| {
+            let mut container = json!({"name": "c", "image": "i"});
+            container
+                .as_object_mut()
+                .unwrap()
+                .extend(value.as_object().unwrap().clone());
+            json!({ "containers": [container] })
+        };
+        let probe = json!({"exec": {"command": ["true"]}});
+        for (spec, field) in [
+            (json!({"hostNetwork": true}), "spec.hostNetwork"),
+            (json!({"hostPID": true}), "spec.hostPID"),
+            (json!({"hostIPC": true}), "spec.hostIPC"),
+            (json!({"hostUsers": false}), "spec.hostUsers"),
+            (
+                json!({"resourceClaims": [{"name": "gpu"}]}),
+                "spec.resourceClaims",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+                "spec.volumes[0].persistentVolumeClaim",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "csi": {"driver": "d"}}]}),
+                "spec.volumes[0].csi",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "hostPath": {"path": "/"}}]}),
+                "spec.volumes[1].hostPath",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}),
+                "spec.volumes[0].nfs",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "emptyDir": {"medium": "HugePages"}}]}),
+                "spec.volumes[0].emptyDir.medium",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "p"}}]}}]}),
+                "spec.volumes[0].projected.sources[0].clusterTrustBundle",
+            ),
+            (
+                container(json!({"securityContext": {"privileged": true}})),
+                "spec.containers[0].securityContext.privileged",
+            ),
+            (
+                container(
+                    json!({"ports": [{"containerPort": 80}, {"containerPort": 81, "hostPort": 81}]}),
+                ),
+                "spec.containers[0].ports[1].hostPort",
+            ),
+            (
+                container(json!({"livenessProbe": probe})),
+                "spec.containers[0].livenessProbe",
+            ),
+            (
+                container(json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}})),
+                "spec.containers[0].lifecycle",
+            ),
+            (
+                container(
+                    json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}]}),
+                ),
+                "spec.containers[0].volumeMounts[0].mountPropagation",
+            ),
+            (
+                container(json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}})),
+                "spec.containers[0].resources.limits.hugepages-2Mi",
+            ),
+            (
+                container(json!({"restartPolicy": "Never"})),
+                "spec.containers[0].restartPolicy",
+            ),
+        ] {
+            let rejection = admit(&pod(spec)).unwrap_err();
+            assert_eq!(rejection.reason, UNSUPPORTED, "{field}");
+            assert_eq!(
+                rejection.message,
+                format!("{field} is not supported by this node")
+            );
+        }
+    }
+
+    #[test]
+    fn the_kubelets_own_refusals_keep_their_reasons() {
+        for (spec, reason) in [
+            (json!({"os": {"name": "windows"}}), "PodOSNotSupported"),
+            (
+                json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+                "SysctlForbidden",
+            ),
+            (
+                json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}),
+                "SupplementalGroupsPolicyNotSupported",
+            ),
+        ] {
+            assert_eq!(admit(&pod(spec)).unwrap_err().reason, reason);
+        }
+    }
+
+    #[test]
+    fn ordinary_pods_pass() {
+        let spec = json!({
+            "os": {"name": "linux"},
+            "hostUsers": true,
+            "shareProcessNamespace": true,
+            "securityContext": {"sysctls": [{"name": "net/ipv4/tcp_syncookies", "value": "1"}], "fsGroup": 1},
+            "volumes": [
+                {"name": "a", "emptyDir": {"medium": "Memory"}},
+                {"name": "b", "configMap": {"name": "c"}},
+                {"name": "d", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+            ],
+            "initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always"}],
+            "containers": [{
+                "name": "c", "image": "i",
+                "ports": [{"containerPort": 80}],
+                "securityContext": {"privileged": false, "seccompProfile": {"type": "RuntimeDefault"}},
+                "volumeMounts": [{"name": "a", "mountPath": "/a", "subPathExpr": "$(X)", "mountPropagation": "None"}],
+            }],
+        });
+        assert_eq!(admit(&pod(spec)), Ok(()));
+    }
+
+    #[test]
+    fn daemonsets_are_known_by_their_owner() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {
+            "namespace": "kube-system",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "kube-proxy", "uid": "u", "controller": true}],
+        }}))
+        .unwrap();
+        assert_eq!(
+            daemonset_of(&pod).as_deref(),
+            Some("kube-system/kube-proxy")
+        );
+        assert_eq!(daemonset_of(&Pod::default()), None);
+    }
+}
