@@ -1,0 +1,112 @@
+//! FIFOs between an exec's process and its stream.
+//!
+//! The runtime's shim copies between the process and the FIFOs and holds both ends of them, so
+//! that neither our absence nor our slowness reaches the process as a signal.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::{Bytes, BytesMut};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+
+use crate::runtime::Stdio;
+
+/// Size of one message of output: large enough to be cheap, small enough to be fair.
+const CHUNK: usize = 32 * 1024;
+
+/// The FIFOs of one exec; removed with their folder when dropped.
+pub(super) struct Fifos {
+    dir: PathBuf,
+    stdio: Stdio,
+}
+
+/// Which streams an exec has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streams {
+    pub(super) stdin: bool,
+    pub(super) stdout: bool,
+    pub(super) stderr: bool,
+    pub(super) tty: bool,
+}
+
+impl Fifos {
+    /// Makes them in a new folder.
+    pub(super) fn make(dir: PathBuf, streams: Streams) -> io::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        let mut fifos = Self {
+            dir,
+            stdio: Stdio {
+                terminal: streams.tty,
+                ..Default::default()
+            },
+        };
+        let dir = fifos.dir.clone();
+        let make = |wanted: bool, name: &str| -> io::Result<Option<PathBuf>> {
+            if !wanted {
+                return Ok(None);
+            }
+            let path = dir.join(name);
+            mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            Ok(Some(path))
+        };
+        fifos.stdio.stdin = make(streams.stdin, "stdin")?;
+        // A terminal has one output, and it must be read or the process stops.
+        fifos.stdio.stdout = make(streams.stdout || streams.tty, "stdout")?;
+        fifos.stdio.stderr = make(streams.stderr && !streams.tty, "stderr")?;
+        Ok(fifos)
+    }
+
+    pub(super) fn stdio(&self) -> &Stdio {
+        &self.stdio
+    }
+}
+
+impl Drop for Fifos {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "cannot remove FIFOs");
+        }
+    }
+}
+
+/// Opens the reading end. Before the process starts, so that the shim's opening of the other end
+/// does not block; to be read only after, because without a writer it looks ended.
+pub(super) fn open_output(path: Option<&Path>) -> io::Result<Option<Output>> {
+    let receiver = path
+        .map(|path| pipe::OpenOptions::new().open_receiver(path))
+        .transpose()?;
+    Ok(receiver.map(|receiver| Output {
+        receiver,
+        buffer: BytesMut::new(),
+    }))
+}
+
+/// Opens the writing end; `None` when the process has already closed the other.
+pub(super) fn open_input(path: Option<&Path>) -> io::Result<Option<pipe::Sender>> {
+    let Some(path) = path else { return Ok(None) };
+    match pipe::OpenOptions::new().open_sender(path) {
+        Ok(sender) => Ok(Some(sender)),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The reading end of an output.
+pub(super) struct Output {
+    receiver: pipe::Receiver,
+    buffer: BytesMut,
+}
+
+impl Output {
+    /// The next bytes; `None` at the end.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        self.buffer.reserve(CHUNK);
+        match self.receiver.read_buf(&mut self.buffer).await {
+            Ok(0) | Err(_) => None,
+            Ok(_) => Some(self.buffer.split().freeze()),
+        }
+    }
+}

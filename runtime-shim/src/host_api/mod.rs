@@ -1,0 +1,13 @@
+//! The gRPC service that virtual nodes command this host by.
+
+mod exec;
+mod fifo;
+mod inventory;
+mod logs;
+mod service;
+mod term;
+mod watch;
+
+pub use self::inventory::{InventorySource, Machine};
+pub use self::service::HostService;
+pub use self::term::Term;

@@ -1,0 +1,27 @@
+//! Root file systems of containers: made from an image's committed snapshot, one per attempt.
+//!
+//! The trait is the seam at which lazily filled layers replace containerd's snapshots.
+
+mod accounts;
+mod snapshot;
+mod view;
+
+use async_trait::async_trait;
+
+pub use self::snapshot::Snapshots;
+use crate::runtime::{RootMount, RuntimeError};
+use crate::spec::Accounts;
+
+/// Makes and removes root file systems.
+#[async_trait]
+pub trait RootFs: Send + Sync + 'static {
+    /// A fresh writable root over the image `chain_id`. What an interrupted attempt left behind
+    /// under the same key is discarded, never reused.
+    async fn prepare(&self, key: &str, chain_id: &str) -> Result<Vec<RootMount>, RuntimeError>;
+
+    /// Removes a root. A missing one is no error.
+    async fn remove(&self, key: &str) -> Result<(), RuntimeError>;
+
+    /// The image's account files, read from a root that no container has used yet.
+    async fn accounts(&self, chain_id: &str, root: &[RootMount]) -> Result<Accounts, RuntimeError>;
+}

@@ -1,0 +1,127 @@
+//! [`RootFs`] over containerd's snapshot service.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{
+    PrepareSnapshotRequest, PrepareSnapshotResponse, RemoveSnapshotRequest,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use super::accounts::AccountCache;
+use super::{RootFs, view};
+use crate::runtime::{NAMESPACE, RootMount, RuntimeError};
+use crate::spec::Accounts;
+
+/// Preparing and removing touch directories and a database, with luck in a millisecond; a
+/// starved disk takes its time.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Keeps containerd's garbage collector away between the making of a snapshot and of the
+/// container that refers to it. It is removed by name, so the label may stay.
+const GC_ROOT: &str = "containerd.io/gc.root";
+
+/// Snapshots of one snapshotter.
+pub struct Snapshots {
+    channel: Channel,
+    snapshotter: String,
+    view_dir: PathBuf,
+    accounts: AccountCache,
+}
+
+impl Snapshots {
+    /// `state_dir` holds mount points that exist for moments.
+    #[must_use]
+    pub fn new(channel: Channel, snapshotter: &str, state_dir: &Path) -> Self {
+        Self {
+            channel,
+            snapshotter: snapshotter.to_owned(),
+            view_dir: state_dir.join("view"),
+            accounts: AccountCache::default(),
+        }
+    }
+
+    fn client(&self) -> SnapshotsClient<Channel> {
+        SnapshotsClient::new(self.channel.clone())
+    }
+
+    fn request<T>(message: T) -> Result<Request<T>, Status> {
+        let mut request = Request::new(message);
+        let namespace = NAMESPACE
+            .parse()
+            .map_err(|_| Status::internal("namespace is not a header value"))?;
+        request
+            .metadata_mut()
+            .insert("containerd-namespace", namespace);
+        request.set_timeout(DEADLINE);
+        Ok(request)
+    }
+
+    async fn try_prepare(
+        &self,
+        key: &str,
+        chain_id: &str,
+    ) -> Result<PrepareSnapshotResponse, Status> {
+        let now = jiff::Timestamp::now().to_string();
+        let call = PrepareSnapshotRequest {
+            snapshotter: self.snapshotter.clone(),
+            key: key.to_owned(),
+            parent: chain_id.to_owned(),
+            labels: HashMap::from([(GC_ROOT.to_owned(), now)]),
+        };
+        Ok(self
+            .client()
+            .prepare(Self::request(call)?)
+            .await?
+            .into_inner())
+    }
+}
+
+#[async_trait]
+impl RootFs for Snapshots {
+    async fn prepare(&self, key: &str, chain_id: &str) -> Result<Vec<RootMount>, RuntimeError> {
+        match self.try_prepare(key, chain_id).await {
+            Ok(answer) => Ok(answer.mounts),
+            Err(status) if status.code() == Code::AlreadyExists => {
+                self.remove(key).await?;
+                Ok(self.try_prepare(key, chain_id).await?.mounts)
+            }
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), RuntimeError> {
+        let call = RemoveSnapshotRequest {
+            snapshotter: self.snapshotter.clone(),
+            key: key.to_owned(),
+        };
+        match self.client().remove(Self::request(call)?).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    async fn accounts(&self, chain_id: &str, root: &[RootMount]) -> Result<Accounts, RuntimeError> {
+        if let Some(known) = self.accounts.get(chain_id) {
+            return Ok(known);
+        }
+        let (root, view_dir) = (root.to_vec(), self.view_dir.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let root = view::open(&root, &view_dir)?;
+            super::accounts::read(&root)
+        });
+        let accounts = read
+            .await
+            .map_err(|error| RuntimeError::Failed(error.to_string()))?
+            .map_err(|error| {
+                RuntimeError::Failed(format!("reading the image's accounts: {error}"))
+            })?;
+        self.accounts.put(chain_id, &accounts);
+        Ok(accounts)
+    }
+}

@@ -1,0 +1,318 @@
+//! What a sandbox has gone through, written down so that it outlives this process.
+//!
+//! Facts are only ever added from observation. What can be asked of containerd or the kernel at
+//! any time is not kept here, and neither is any secret.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use sandman_protocol::v1;
+use serde::{Deserialize, Serialize};
+
+use super::backoff::Backoff;
+use super::identity::{Identity, Kind};
+
+/// The durable part of a sandbox's state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Facts {
+    /// When the network was there for the first time.
+    pub started_at: Option<Timestamp>,
+    /// Address of the sandbox.
+    pub pod_ip: Option<IpAddr>,
+    /// Host paths of its volumes and managed files, once they are complete.
+    pub volumes: Option<VolumePaths>,
+    /// Set when the sandbox is to be removed.
+    pub removal: Option<Removal>,
+    /// Set when the host itself ended the sandbox.
+    pub ended: Option<Ended>,
+    /// Nothing is left of it but this record.
+    pub removed: bool,
+    /// By container name, init containers included.
+    pub containers: BTreeMap<String, ContainerFacts>,
+}
+
+/// Where the sandbox's files are on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumePaths {
+    /// By volume name.
+    pub volumes: BTreeMap<String, PathBuf>,
+    /// For `/etc/hosts`.
+    pub hosts: PathBuf,
+    /// For `/etc/hostname`.
+    pub hostname: PathBuf,
+    /// For `/etc/resolv.conf`.
+    pub resolv_conf: PathBuf,
+}
+
+/// A wish to be removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    /// When processes that still run are killed. Only ever moves closer.
+    pub deadline: Timestamp,
+    /// Who asked.
+    pub reason: String,
+}
+
+/// An end that the host decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// For example DeadlineExceeded.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// When processes that still run are killed.
+    pub deadline: Timestamp,
+}
+
+/// The history of one container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerFacts {
+    /// The newest attempt.
+    pub current: Option<Attempt>,
+    /// How the attempt before it ended.
+    pub last: Option<Termination>,
+    /// Delay of restarts.
+    pub crash: Backoff,
+}
+
+/// One run of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// Counts from 0.
+    pub number: u32,
+    /// containerd id.
+    pub id: String,
+    /// Image as the pod named it.
+    pub image: String,
+    /// Digest reference of the image.
+    pub image_id: String,
+    /// See [`super::identity::spec_hash`].
+    pub spec_hash: String,
+    /// Signal that asks the process to end.
+    pub stop_signal: u32,
+    /// How far it is.
+    pub phase: Phase,
+}
+
+/// How far an attempt is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// The process runs.
+    Running {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// The process has ended; its last words are not collected yet. Written before the runtime
+    /// forgets the exit, so that it is never lost.
+    Exited {
+        /// When it started.
+        since: Timestamp,
+        /// Exit code.
+        code: i32,
+        /// When it ended.
+        at: Timestamp,
+        /// Nobody saw the end; code and time are assumed.
+        lost: bool,
+    },
+    /// All is known.
+    Ended(Termination),
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Termination {
+    /// Exit code; 128+n for signal n.
+    pub exit_code: i32,
+    /// Completed, Error, OOMKilled, StartError, ContainerStatusUnknown.
+    pub reason: String,
+    /// The container's last words, or why it did not start.
+    pub message: String,
+    /// When the process started, if it did.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Timestamp,
+    /// containerd id of the attempt.
+    pub container_id: String,
+}
+
+/// Exit code of a container whose end nobody saw (kubelet_pods.go).
+pub const UNKNOWN_EXIT_CODE: i32 = 137;
+/// Exit code of a container whose process never started (containerd's CRI plugin).
+pub const START_ERROR_EXIT_CODE: i32 = 128;
+
+impl Facts {
+    /// A container's newest attempt.
+    #[must_use]
+    pub fn attempt(&self, container: &str) -> Option<&Attempt> {
+        self.containers.get(container)?.current.as_ref()
+    }
+
+    /// Whether any container's process may exist.
+    #[must_use]
+    pub fn any_running(&self) -> bool {
+        self.containers
+            .values()
+            .any(|c| c.current.as_ref().is_some_and(Attempt::is_live))
+    }
+}
+
+impl Attempt {
+    /// A started attempt.
+    #[must_use]
+    pub fn running(identity: &Identity, since: Timestamp) -> Self {
+        Self {
+            number: identity.attempt,
+            id: identity.container_id(),
+            image: identity.image.clone(),
+            image_id: identity.image_id.clone(),
+            spec_hash: identity.spec_hash.clone(),
+            stop_signal: identity.stop_signal,
+            phase: Phase::Running { since },
+        }
+    }
+
+    /// Whether its process runs, as far as is known.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Whether it is not over: running, or ended but not collected.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        !matches!(self.phase, Phase::Ended(_))
+    }
+
+    /// How it ended, when all is known.
+    #[must_use]
+    pub fn termination(&self) -> Option<&Termination> {
+        match &self.phase {
+            Phase::Ended(termination) => Some(termination),
+            Phase::Running { .. } | Phase::Exited { .. } => None,
+        }
+    }
+}
+
+impl ContainerFacts {
+    /// Number of the attempt that comes next.
+    #[must_use]
+    pub fn next_attempt(&self) -> u32 {
+        self.current
+            .as_ref()
+            .map_or(0, |attempt| attempt.number.saturating_add(1))
+    }
+
+    /// Puts a new attempt in the place of the ended one.
+    pub fn begin(&mut self, attempt: Attempt) {
+        if let Some(old) = self.current.replace(attempt)
+            && let Phase::Ended(termination) = old.phase
+        {
+            self.last = Some(termination);
+        }
+    }
+}
+
+/// Whether a container that ended runs again.
+#[must_use]
+pub fn restarts(
+    policy: v1::RestartPolicy,
+    kind: Kind,
+    sidecar: bool,
+    termination: &Termination,
+) -> bool {
+    if sidecar {
+        return true;
+    }
+    let failed = termination.exit_code != 0;
+    match policy {
+        v1::RestartPolicy::Never => false,
+        v1::RestartPolicy::OnFailure => failed,
+        // An init container that succeeded is done, whatever the policy.
+        v1::RestartPolicy::Always | v1::RestartPolicy::Unspecified => {
+            kind == Kind::Regular || failed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(exit_code: i32) -> Termination {
+        Termination {
+            exit_code,
+            reason: String::new(),
+            message: String::new(),
+            started_at: None,
+            finished_at: Timestamp::UNIX_EPOCH,
+            container_id: String::new(),
+        }
+    }
+
+    #[test]
+    fn restart_policies() {
+        use Kind::{Init, Regular};
+        use v1::RestartPolicy::{Always, Never, OnFailure};
+        for (policy, kind, sidecar, code, expected) in [
+            (Always, Regular, false, 0, true),
+            (Always, Init, false, 0, false),
+            (Always, Init, false, 1, true),
+            (OnFailure, Regular, false, 0, false),
+            (OnFailure, Regular, false, 1, true),
+            (Never, Regular, false, 1, false),
+            (Never, Init, false, 1, false),
+            (Never, Init, true, 0, true),
+        ] {
+            assert_eq!(
+                restarts(policy, kind, sidecar, &ended(code)),
+                expected,
+                "{policy:?} {kind:?} {sidecar} {code}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_new_attempt_keeps_how_the_old_one_ended() {
+        let attempt = |number, phase| Attempt {
+            number,
+            id: String::new(),
+            image: String::new(),
+            image_id: String::new(),
+            spec_hash: String::new(),
+            stop_signal: 15,
+            phase,
+        };
+        let mut facts = ContainerFacts::default();
+        assert_eq!(facts.next_attempt(), 0);
+        facts.begin(attempt(0, Phase::Ended(ended(3))));
+        assert_eq!(facts.next_attempt(), 1);
+        facts.begin(attempt(
+            1,
+            Phase::Running {
+                since: Timestamp::UNIX_EPOCH,
+            },
+        ));
+        assert_eq!(facts.last, Some(ended(3)));
+    }
+
+    #[test]
+    fn facts_round_trip_as_json() {
+        let mut facts = Facts::default();
+        let container = facts.containers.entry("c".into()).or_default();
+        container
+            .crash
+            .advance(Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
+        container.last = Some(ended(1));
+        let text = serde_json::to_string(&facts).unwrap();
+        assert_eq!(serde_json::from_str::<Facts>(&text).unwrap(), facts);
+        // A record of an older version lacks fields.
+        assert_eq!(
+            serde_json::from_str::<Facts>("{}").unwrap(),
+            Facts::default()
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! What a sandbox needs before its containers: namespaces, volumes, images.
+
+use std::time::Instant;
+
+use sandman_protocol::v1;
+
+use super::{About, Host, SHM_VOLUME};
+use crate::images::{Image, ImageError, ImageRequest, PullObserver};
+use crate::metrics::Phase;
+use crate::network::PodNetwork;
+use crate::sandbox::facts::VolumePaths;
+use crate::sandbox::identity::Kind;
+use crate::sandbox::live::Waiting;
+use crate::sandbox::plan::members;
+use crate::volumes::{EtcFiles, HostFields};
+
+/// Size of a pod's shared memory, as the CRI gives it.
+const SHM_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Makes the namespaces of a sandbox.
+///
+/// # Errors
+/// What to show until the next try.
+pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNetwork, Waiting> {
+    let _permit = host.turn(&spec.namespace).await;
+    let begin = Instant::now();
+    let made = host
+        .network
+        .setup(&spec.uid, spec.network(), &spec.hostname)
+        .await;
+    host.metrics.phase(Phase::Network, begin.elapsed());
+    made.map_err(|error| {
+        let message = format!("Failed to create pod sandbox: {error}");
+        host.event(
+            spec,
+            About::sandbox_trouble(),
+            "FailedCreatePodSandBox",
+            &message,
+        );
+        Waiting {
+            reason: "FailedCreatePodSandBox".to_owned(),
+            message,
+        }
+    })
+}
+
+/// Makes the volumes and managed files of a sandbox, or brings their contents up to date.
+///
+/// # Errors
+/// What to show until the next try.
+pub async fn apply_volumes(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    network: &PodNetwork,
+) -> Result<VolumePaths, Waiting> {
+    let begin = Instant::now();
+    let made = try_apply_volumes(host, spec, network).await;
+    host.metrics.phase(Phase::Volumes, begin.elapsed());
+    made.map_err(|error| {
+        let message = error.to_string();
+        host.event(spec, About::sandbox_trouble(), "FailedMount", &message);
+        Waiting {
+            reason: "ContainerCreating".to_owned(),
+            message,
+        }
+    })
+}
+
+async fn try_apply_volumes(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    network: &PodNetwork,
+) -> Result<VolumePaths, crate::volumes::VolumeError> {
+    let fields = HostFields {
+        pod_ip: network.ip,
+        host_ip: Some(host.host_ip),
+    };
+    let mut wanted = spec.volumes.clone();
+    if shares_memory(spec) {
+        let source = v1::EmptyDir {
+            memory: true,
+            size_limit_bytes: SHM_BYTES,
+        };
+        wanted.push(v1::Volume {
+            name: SHM_VOLUME.to_owned(),
+            source: Some(v1::volume::Source::EmptyDir(source)),
+        });
+    }
+    let volumes = host
+        .volumes
+        .apply(&spec.uid, &wanted, spec.fs_group, &fields)
+        .await?;
+    let etc = EtcFiles {
+        hostname: spec.hostname.clone(),
+        fqdn: spec.fqdn.clone(),
+        pod_ip: network.ip,
+        aliases: spec.host_aliases.clone(),
+        dns: spec.dns.clone().unwrap_or_default(),
+    };
+    let etc = host.volumes.etc_files(&spec.uid, &etc).await?;
+    Ok(VolumePaths {
+        volumes,
+        hosts: etc.hosts,
+        hostname: etc.hostname,
+        resolv_conf: etc.resolv_conf,
+    })
+}
+
+/// Containers of a pod share their IPC namespace, and so its shared memory. A lone container
+/// needs no mount on the host for that.
+fn shares_memory(spec: &v1::SandboxSpec) -> bool {
+    members(spec).count() > 1
+}
+
+struct Observer<'a> {
+    host: &'a Host,
+    spec: &'a v1::SandboxSpec,
+    container: &'a v1::Container,
+    kind: Kind,
+}
+
+impl PullObserver for Observer<'_> {
+    fn pulling(&self) {
+        let about = About::container(&self.container.name, self.kind);
+        let message = format!("Pulling image {:?}", self.container.image);
+        self.host.event(self.spec, about, "Pulling", &message);
+    }
+}
+
+/// Makes a container's image present.
+///
+/// # Errors
+/// The registry's or the user's mistake, in the kubelet's words.
+pub async fn ensure_image(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    container: &v1::Container,
+    kind: Kind,
+) -> Result<Image, ImageError> {
+    let begin = Instant::now();
+    let request = ImageRequest {
+        reference: container.image.clone(),
+        policy: container.pull_policy(),
+        credentials: spec.registry_credentials.clone(),
+    };
+    let made = host
+        .images
+        .ensure(
+            &request,
+            &Observer {
+                host,
+                spec,
+                container,
+                kind,
+            },
+        )
+        .await;
+    host.metrics.phase(Phase::Pull, begin.elapsed());
+    match &made {
+        Ok(image) => {
+            let message = match image.pulled {
+                Some(pulled) => format!(
+                    "Successfully pulled image {:?} in {} ({} including waiting). \
+                     Image size: {} bytes.",
+                    container.image,
+                    go_millis(pulled.took),
+                    go_millis(pulled.including_waiting),
+                    image.size
+                ),
+                None => format!(
+                    "Container image {:?} already present on machine and can be accessed by the pod",
+                    container.image
+                ),
+            };
+            host.event(
+                spec,
+                About::container(&container.name, kind),
+                "Pulled",
+                &message,
+            );
+        }
+        Err(error) => {
+            let about = About::trouble(&container.name, kind);
+            let (reason, message) = match error.reason() {
+                "ErrImageNeverPull" => ("ErrImageNeverPull", error.message().to_owned()),
+                "InvalidImageName" => ("InspectFailed", error.message().to_owned()),
+                _ => (
+                    "Failed",
+                    format!(
+                        "Failed to pull image {:?}: {}",
+                        container.image,
+                        error.message()
+                    ),
+                ),
+            };
+            host.event(spec, about, reason, &message);
+            host.event(spec, about, "Failed", &format!("Error: {}", error.reason()));
+        }
+    }
+    made
+}
+
+/// A duration in Go's notation, cut to milliseconds.
+fn go_millis(duration: std::time::Duration) -> String {
+    let millis = duration.as_millis();
+    if millis < 1000 {
+        return format!("{millis}ms");
+    }
+    let (minutes, rest) = (millis / 60_000, millis % 60_000);
+    let mut seconds = format!("{}.{:03}", rest / 1000, rest % 1000);
+    seconds.truncate(seconds.trim_end_matches('0').trim_end_matches('.').len());
+    if minutes > 0 {
+        format!("{minutes}m{seconds}s")
+    } else {
+        format!("{seconds}s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn durations_read_as_in_go() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (15, "15ms"),
+            (1200, "1.2s"),
+            (2000, "2s"),
+            (61_050, "1m1.05s"),
+        ] {
+            assert_eq!(go_millis(Duration::from_millis(millis)), text);
+        }
+    }
+}

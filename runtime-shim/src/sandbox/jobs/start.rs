@@ -1,0 +1,380 @@
+//! One attempt of a container: root file system, OCI spec, record, task, start.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use oci_spec::runtime::{LinuxNamespaceType, LinuxSeccomp, Spec};
+use sandman_protocol::v1;
+
+use super::{About, Host, SHM_VOLUME, destroy, log_id};
+use crate::images::Image;
+use crate::logs::ContainerLog;
+use crate::metrics::Phase;
+use crate::network::PodNetwork;
+use crate::runtime::{NewContainer, RootMount, RuntimeError};
+use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, VolumePaths};
+use crate::sandbox::identity::Identity;
+use crate::sandbox::live::Waiting;
+use crate::spec::{self, Bind, HostValues, Prepared, SpecError};
+use crate::volumes::{EtcPaths, VolumeError};
+
+/// Largest seccomp profile of the host's own.
+const MAX_PROFILE: u64 = 1024 * 1024;
+
+/// All that an attempt is made from.
+#[derive(Clone)]
+pub struct StartRequest {
+    /// The sandbox.
+    pub spec: v1::SandboxSpec,
+    /// The container.
+    pub container: v1::Container,
+    /// The attempt.
+    pub identity: Identity,
+    /// Its image.
+    pub image: Image,
+    /// The sandbox's namespaces.
+    pub network: PodNetwork,
+    /// The sandbox's files.
+    pub paths: VolumePaths,
+    /// The attempt before, to be removed first.
+    pub previous: Option<String>,
+}
+
+/// What came of an attempt.
+pub enum Started {
+    /// The process runs.
+    Running {
+        /// The attempt.
+        identity: Identity,
+        /// Since when.
+        since: Timestamp,
+        /// The copying of its output.
+        log: Option<ContainerLog>,
+    },
+    /// The attempt was made but its process did not start: counts as a run that failed.
+    Failed {
+        /// The attempt.
+        identity: Identity,
+        /// Its end.
+        end: Termination,
+    },
+    /// No attempt was made; the same one is tried again.
+    Retry(Waiting),
+}
+
+/// Why no attempt could be made.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error("{what}: {source}")]
+    Io {
+        what: &'static str,
+        source: std::io::Error,
+    },
+}
+
+impl Trouble {
+    /// The kubelet's waiting reason.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Spec(_) | Self::Volume(_) => "CreateContainerConfigError",
+            Self::Runtime(_) | Self::Io { .. } => "CreateContainerError",
+        }
+    }
+}
+
+/// Makes and starts an attempt.
+pub async fn start(host: &Host, request: &StartRequest) -> Started {
+    let _permit = host.turn(&request.spec.namespace).await;
+    let id = request.identity.container_id();
+    match create(host, request, &id).await {
+        Ok((root, log)) => run(host, request, &id, root, log).await,
+        Err(trouble) => {
+            let message = trouble.to_string();
+            if matches!(trouble, Trouble::Runtime(_)) {
+                host.metrics.runtime_error();
+            }
+            host.event(
+                &request.spec,
+                request.trouble(),
+                "Failed",
+                &format!("Error: {message}"),
+            );
+            // What cannot be removed now is removed by the next try, which starts the same way.
+            let _ = destroy(host, &id).await;
+            Started::Retry(Waiting {
+                reason: trouble.reason().to_owned(),
+                message,
+            })
+        }
+    }
+}
+
+/// Everything up to the record of the container.
+async fn create(
+    host: &Host,
+    request: &StartRequest,
+    id: &str,
+) -> Result<(Vec<RootMount>, Option<ContainerLog>), Trouble> {
+    if let Some(previous) = &request.previous {
+        destroy(host, previous).await?;
+    }
+    // A leftover of an attempt that this process did not live to finish.
+    destroy(host, id).await?;
+
+    let begin = Instant::now();
+    let root = host.rootfs.prepare(id, &request.image.chain_id).await?;
+    let accounts = host.rootfs.accounts(&request.image.chain_id, &root).await?;
+    host.metrics.phase(Phase::Mount, begin.elapsed());
+
+    let spec = oci_spec(host, request, id, &accounts).await?;
+    let runtime = host
+        .runtime_types
+        .get(&request.spec.runtime_handler)
+        .ok_or_else(|| {
+            RuntimeError::Failed(format!(
+                "no runtime for handler {:?}",
+                request.spec.runtime_handler
+            ))
+        })?;
+    let container = NewContainer {
+        id: id.to_owned(),
+        labels: request.identity.labels(),
+        runtime: runtime.clone(),
+        image: request.image.name.clone(),
+        snapshot: id.to_owned(),
+        spec,
+    };
+    host.runtime.create(&container).await?;
+
+    make_fifos(&host.fifo_dir.join(id), request.container.tty).map_err(|source| Trouble::Io {
+        what: "making the container's FIFOs",
+        source,
+    })?;
+    let stdio = host.container_stdio(id, request.container.tty);
+    let log = stdio
+        .stdout
+        .as_deref()
+        .map(|stdout| {
+            host.logs
+                .start(&log_id(&request.identity), stdout, stdio.stderr.as_deref())
+        })
+        .transpose()
+        .map_err(|source| Trouble::Io {
+            what: "opening the container's log",
+            source,
+        })?;
+    host.event(
+        &request.spec,
+        request.about(),
+        "Created",
+        "Container created",
+    );
+    Ok((root, log))
+}
+
+/// Task and start. From here on a failure counts as a run.
+async fn run(
+    host: &Host,
+    request: &StartRequest,
+    id: &str,
+    root: Vec<RootMount>,
+    log: Option<ContainerLog>,
+) -> Started {
+    let begin = Instant::now();
+    let stdio = host.container_stdio(id, request.container.tty);
+    let mut result = host.runtime.create_task(id, root, &stdio).await;
+    if result.is_ok() {
+        result = host.runtime.start(id).await;
+    }
+    host.metrics.phase(Phase::Start, begin.elapsed());
+    let identity = request.identity.clone();
+    let Err(error) = result else {
+        host.event(
+            &request.spec,
+            request.about(),
+            "Started",
+            "Container started",
+        );
+        return Started::Running {
+            identity,
+            since: Timestamp::now(),
+            log,
+        };
+    };
+    host.metrics.runtime_error();
+    let message = error.to_string();
+    host.event(
+        &request.spec,
+        request.trouble(),
+        "Failed",
+        &format!("Error: {message}"),
+    );
+    let removed = destroy(host, id).await;
+    if error.is_unavailable() || removed.is_err() {
+        return Started::Retry(Waiting {
+            reason: "RunContainerError".to_owned(),
+            message,
+        });
+    }
+    let end = Termination {
+        exit_code: START_ERROR_EXIT_CODE,
+        reason: "StartError".to_owned(),
+        message,
+        started_at: None,
+        finished_at: Timestamp::now(),
+        container_id: id.to_owned(),
+    };
+    Started::Failed { identity, end }
+}
+
+impl StartRequest {
+    fn about(&self) -> About<'_> {
+        About::container(&self.container.name, self.identity.kind)
+    }
+
+    fn trouble(&self) -> About<'_> {
+        About::trouble(&self.container.name, self.identity.kind)
+    }
+}
+
+async fn oci_spec(
+    host: &Host,
+    request: &StartRequest,
+    id: &str,
+    accounts: &spec::Accounts,
+) -> Result<Spec, Trouble> {
+    let StartRequest {
+        container,
+        identity,
+        network,
+        paths,
+        ..
+    } = request;
+    let mut binds = Vec::with_capacity(container.mounts.len());
+    for (index, mount) in container.mounts.iter().enumerate() {
+        let volume = paths
+            .volumes
+            .get(&mount.volume)
+            .ok_or_else(|| SpecError::Config(format!("volume {:?} is not there", mount.volume)))?;
+        let source = if mount.sub_path.is_empty() {
+            volume.clone()
+        } else {
+            host.volumes
+                .resolve_sub_path(
+                    &identity.uid,
+                    &container.name,
+                    index,
+                    volume,
+                    &mount.sub_path,
+                )
+                .await?
+        };
+        let destination = PathBuf::from(&mount.path);
+        binds.push(Bind {
+            source,
+            destination,
+            read_only: mount.read_only,
+        });
+    }
+    let termination = host
+        .volumes
+        .termination_file(&identity.uid, &container.name, identity.attempt)
+        .await?;
+    let namespaces = [
+        (LinuxNamespaceType::Network, network.netns.clone()),
+        (LinuxNamespaceType::Uts, network.utsns.clone()),
+        (LinuxNamespaceType::Ipc, network.ipcns.clone()),
+    ];
+    let etc = EtcPaths {
+        hosts: paths.hosts.clone(),
+        hostname: paths.hostname.clone(),
+        resolv_conf: paths.resolv_conf.clone(),
+    };
+    let prepared = Prepared {
+        container_id: id,
+        accounts,
+        namespaces: &namespaces,
+        values: HostValues {
+            pod_ip: network.ip,
+            host_ip: Some(host.host_ip),
+        },
+        volumes: &binds,
+        etc: &etc,
+        shm: paths.volumes.get(SHM_VOLUME).map(PathBuf::as_path),
+        termination_file: Some(&termination),
+        agent: (!container.without_agent).then_some(host.agent.as_path()),
+        localhost_profile: localhost_profile(host, container)?,
+    };
+    Ok(spec::build(
+        &host.limits,
+        &request.spec,
+        container,
+        &request.image.config,
+        &prepared,
+    )?)
+}
+
+/// The host's own seccomp profile that the container names.
+fn localhost_profile(
+    host: &Host,
+    container: &v1::Container,
+) -> Result<Option<LinuxSeccomp>, Trouble> {
+    let Some(wish) = container.security.as_ref().and_then(|s| s.seccomp.as_ref()) else {
+        return Ok(None);
+    };
+    let (v1::seccomp::Kind::Localhost, Some(dir)) = (wish.kind(), &host.seccomp_dir) else {
+        return Ok(None);
+    };
+    let name = Path::new(&wish.profile);
+    let inside = name
+        .components()
+        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !inside {
+        return Err(SpecError::Config(format!(
+            "securityContext.seccompProfile.localhostProfile: {:?} leaves the profile folder",
+            wish.profile
+        ))
+        .into());
+    }
+    let path = dir.join(name);
+    let read = || -> std::io::Result<LinuxSeccomp> {
+        if std::fs::metadata(&path)?.len() > MAX_PROFILE {
+            return Err(std::io::Error::other("too large"));
+        }
+        Ok(serde_json::from_slice(&std::fs::read(&path)?)?)
+    };
+    match read() {
+        Ok(profile) => Ok(Some(profile)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(SpecError::Config(format!(
+            "securityContext.seccompProfile.localhostProfile: {:?}: {error}",
+            wish.profile
+        ))
+        .into()),
+    }
+}
+
+fn make_fifos(dir: &Path, tty: bool) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let names: &[&str] = if tty {
+        &["stdout"]
+    } else {
+        &["stdout", "stderr"]
+    };
+    for name in names {
+        match mkfifo(&dir.join(name), Mode::S_IRUSR | Mode::S_IWUSR) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,435 @@
+//! All sandboxes of the host: starts a worker for each, passes wishes and hints on, answers
+//! questions about them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use sandman_protocol::v1;
+use tokio::sync::{Notify, broadcast};
+use tokio::task::JoinSet;
+use tracing::{error, info, warn};
+
+use super::adopt;
+use super::facts::{Facts, Removal};
+use super::identity::Identity;
+use super::jobs::Host;
+use super::plan::MIN_GRACE;
+use super::store::Record;
+use super::validate::{Refusal, check, is_uid};
+use super::view::View;
+use super::worker::{Inbox, Shared, Worker};
+use crate::runtime::{ContainerRecord, RuntimeEvent};
+
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Why a wish was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum WishError {
+    /// The spec is refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The sandbox is being removed, or was; a UID never comes back.
+    #[error("sandbox {0} is being removed")]
+    Removing(String),
+    /// It does not fit.
+    #[error("{0}")]
+    NoRoom(String),
+    /// It could not be written down.
+    #[error("cannot write the record: {0}")]
+    Store(#[from] std::io::Error),
+}
+
+struct Entry {
+    shared: Arc<Shared>,
+    spec: v1::SandboxSpec,
+    removing: bool,
+}
+
+/// The sandboxes of this host.
+pub struct Sandboxes {
+    host: Arc<Host>,
+    allocatable: v1::Resources,
+    entries: Mutex<HashMap<String, Entry>>,
+}
+
+impl Sandboxes {
+    /// Takes over what is recorded and what runs, then follows the runtime. Returns when every
+    /// sandbox has been looked at once.
+    ///
+    /// # Errors
+    /// The records cannot be listed.
+    pub async fn start(host: Arc<Host>, allocatable: v1::Resources) -> std::io::Result<Arc<Self>> {
+        // Before the look at the states, so that nothing between is missed.
+        let events = host.runtime.events();
+        let records = host.store.load()?;
+        let found = find(&host).await;
+        let sandboxes = Arc::new(Self {
+            host,
+            allocatable,
+            entries: Mutex::new(HashMap::new()),
+        });
+        sandboxes.adopt(records, found).await;
+        tokio::spawn(follow(sandboxes.clone(), events));
+        Ok(sandboxes)
+    }
+
+    async fn adopt(
+        &self,
+        mut records: BTreeMap<String, Record>,
+        mut found: HashMap<String, Vec<Identity>>,
+    ) {
+        for (uid, identities) in &found {
+            if !records.contains_key(uid)
+                && let Some(spec) = adopt::skeleton(identities)
+            {
+                warn!(pod_uid = uid, "found containers without a record");
+                records.insert(
+                    uid.clone(),
+                    Record {
+                        spec,
+                        facts: Facts::default(),
+                    },
+                );
+            }
+        }
+        let mut workers = JoinSet::new();
+        for (uid, record) in records {
+            let shared = new_shared(&record.spec);
+            let entry = Entry {
+                shared: shared.clone(),
+                spec: record.spec.clone(),
+                removing: record.facts.removal.is_some() || record.facts.removed,
+            };
+            self.lock().insert(uid.clone(), entry);
+            let identities = found.remove(&uid).unwrap_or_default();
+            let mut worker =
+                Worker::new(self.host.clone(), shared, record.spec, record.facts, false);
+            workers.spawn(async move {
+                worker.adopt(identities).await;
+                tokio::spawn(worker.run());
+            });
+        }
+        let count = workers.len();
+        while let Some(done) = workers.join_next().await {
+            if let Err(error) = done {
+                error!(%error, "a sandbox could not be taken over");
+            }
+        }
+        info!(sandboxes = count, "took over what was here");
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all sandboxes share.
+    #[must_use]
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
+    /// States what should be true of a sandbox. Returns its address, once known.
+    ///
+    /// # Errors
+    /// See [`WishError`].
+    pub fn apply(&self, spec: v1::SandboxSpec) -> Result<String, WishError> {
+        check(&spec, |handler| {
+            self.host.runtime_types.contains_key(handler)
+        })?;
+        let uid = spec.uid.clone();
+        let mut entries = self.lock();
+        if let Some(entry) = entries.get_mut(&uid) {
+            if entry.removing {
+                return Err(WishError::Removing(uid));
+            }
+            if entry.spec != spec {
+                self.host.store.write_spec(&spec)?;
+                entry.spec = spec.clone();
+                entry.shared.send(|inbox| inbox.spec = Some(spec));
+            }
+        } else {
+            self.check_room(&entries, &spec)?;
+            self.host.store.write_spec(&spec)?;
+            let shared = new_shared(&spec);
+            let worker = Worker::new(
+                self.host.clone(),
+                shared.clone(),
+                spec.clone(),
+                Facts::default(),
+                true,
+            );
+            tokio::spawn(worker.run());
+            entries.insert(
+                uid.clone(),
+                Entry {
+                    shared,
+                    spec,
+                    removing: false,
+                },
+            );
+        }
+        drop(entries);
+        Ok(self
+            .host
+            .board
+            .report(&uid)
+            .map(|report| report.pod_ip.clone())
+            .unwrap_or_default())
+    }
+
+    fn check_room(
+        &self,
+        entries: &HashMap<String, Entry>,
+        spec: &v1::SandboxSpec,
+    ) -> Result<(), WishError> {
+        let holding = entries.values().filter(|entry| {
+            let report = self.host.board.report(&entry.spec.uid);
+            !report.is_some_and(|report| {
+                matches!(
+                    report.lifecycle(),
+                    v1::Lifecycle::Finished | v1::Lifecycle::Removed
+                )
+            })
+        });
+        let mut used = v1::Resources {
+            pods: 0,
+            ..Default::default()
+        };
+        for entry in holding {
+            add(&mut used, &entry.spec);
+        }
+        let free = [
+            (
+                "cpu",
+                self.allocatable.cpu_millis,
+                used.cpu_millis,
+                request(spec).cpu_millis,
+            ),
+            (
+                "memory",
+                self.allocatable.memory_bytes,
+                used.memory_bytes,
+                request(spec).memory_bytes,
+            ),
+            (
+                "ephemeral-storage",
+                self.allocatable.ephemeral_storage_bytes,
+                used.ephemeral_storage_bytes,
+                request(spec).ephemeral_storage_bytes,
+            ),
+            ("pods", self.allocatable.pods, used.pods, 1),
+        ];
+        for (what, total, used, asked) in free {
+            if asked > total.saturating_sub(used) {
+                return Err(WishError::NoRoom(format!(
+                    "insufficient {what}: requested {asked}, used {used}, capacity {total}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts or hastens the end of a sandbox.
+    ///
+    /// # Errors
+    /// Only [`WishError::Store`] and a UID that cannot be one.
+    pub fn remove(
+        &self,
+        uid: &str,
+        grace: SignedDuration,
+        reason: String,
+    ) -> Result<(), WishError> {
+        if !is_uid(uid) {
+            return Err(Refusal::Invalid(format!("uid: {uid:?} is not a pod UID")).into());
+        }
+        let now = Timestamp::now();
+        let deadline = now.saturating_add(grace.max(MIN_GRACE)).unwrap_or(now);
+        let removal = Removal { deadline, reason };
+        let mut entries = self.lock();
+        if let Some(entry) = entries.get_mut(uid) {
+            entry.removing = true;
+            entry.shared.send(|inbox| {
+                if inbox
+                    .removal
+                    .as_ref()
+                    .is_none_or(|old| removal.deadline < old.deadline)
+                {
+                    inbox.removal = Some(removal);
+                }
+            });
+            return Ok(());
+        }
+        // Never seen here: written down as removed, so that a late Apply cannot bring it back.
+        let spec = v1::SandboxSpec {
+            uid: uid.to_owned(),
+            ..Default::default()
+        };
+        let facts = Facts {
+            removal: Some(removal),
+            removed: true,
+            ..Default::default()
+        };
+        self.host.store.write_spec(&spec)?;
+        self.host.store.write_facts(uid, &facts)?;
+        let shared = new_shared(&spec);
+        let worker = Worker::new(
+            self.host.clone(),
+            shared.clone(),
+            spec.clone(),
+            facts,
+            false,
+        );
+        tokio::spawn(worker.run());
+        entries.insert(
+            uid.to_owned(),
+            Entry {
+                shared,
+                spec,
+                removing: true,
+            },
+        );
+        Ok(())
+    }
+
+    /// Drops the record of a removed sandbox. One that is still there is removed first; asking
+    /// again is right.
+    ///
+    /// # Errors
+    /// [`WishError::Removing`] while something of it is left; [`WishError::Store`].
+    pub fn forget(&self, uid: &str) -> Result<(), WishError> {
+        let mut entries = self.lock();
+        if !entries.contains_key(uid) {
+            return Ok(());
+        }
+        let report = self.host.board.report(uid);
+        if report.is_none_or(|report| report.lifecycle() != v1::Lifecycle::Removed) {
+            return Err(WishError::Removing(uid.to_owned()));
+        }
+        self.host.store.remove(uid)?;
+        if let Some(entry) = entries.remove(uid) {
+            entry.shared.send(|inbox| inbox.stop = true);
+        }
+        self.host.board.forget(uid);
+        Ok(())
+    }
+
+    /// A sandbox as of its last step.
+    #[must_use]
+    pub fn view(&self, uid: &str) -> Option<Arc<View>> {
+        let shared = self.lock().get(uid)?.shared.clone();
+        let view = shared
+            .view
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        Some(view)
+    }
+
+    /// All sandboxes as of their last steps, by UID.
+    #[must_use]
+    pub fn views(&self) -> Vec<(String, Arc<View>)> {
+        let entries = self.lock();
+        let view = |shared: &Shared| {
+            shared
+                .view
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+        };
+        entries
+            .iter()
+            .map(|(uid, entry)| (uid.clone(), view(&entry.shared)))
+            .collect()
+    }
+
+    fn look(&self, uid: &str) {
+        if let Some(entry) = self.lock().get(uid) {
+            entry.shared.send(|inbox| inbox.look = true);
+        }
+    }
+
+    fn look_everywhere(&self) {
+        for entry in self.lock().values() {
+            entry.shared.send(|inbox| inbox.look = true);
+        }
+    }
+}
+
+fn request(spec: &v1::SandboxSpec) -> v1::Resources {
+    spec.requests.unwrap_or_default()
+}
+
+fn add(used: &mut v1::Resources, spec: &v1::SandboxSpec) {
+    let wish = request(spec);
+    used.cpu_millis = used.cpu_millis.saturating_add(wish.cpu_millis);
+    used.memory_bytes = used.memory_bytes.saturating_add(wish.memory_bytes);
+    used.ephemeral_storage_bytes = used
+        .ephemeral_storage_bytes
+        .saturating_add(wish.ephemeral_storage_bytes);
+    used.pods += 1;
+}
+
+fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
+    let view = View {
+        namespace: spec.namespace.clone(),
+        name: spec.name.clone(),
+        lifecycle: v1::Lifecycle::Active,
+        containers: BTreeMap::new(),
+    };
+    Arc::new(Shared {
+        inbox: Mutex::new(Inbox::default()),
+        wake: Notify::new(),
+        view: Mutex::new(Arc::new(view)),
+    })
+}
+
+/// Containers of ours in containerd, by pod UID; asked until it answers.
+async fn find(host: &Host) -> HashMap<String, Vec<Identity>> {
+    let records: Vec<ContainerRecord> = loop {
+        match host.runtime.list().await {
+            Ok(records) => break records,
+            Err(error) => {
+                warn!(%error, "waiting for containerd");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    };
+    let mut found: HashMap<String, Vec<Identity>> = HashMap::new();
+    for identity in records
+        .iter()
+        .filter_map(|r| Identity::from_labels(&r.labels))
+    {
+        // Labels are ours, but a UID becomes part of paths.
+        if is_uid(&identity.uid) {
+            found
+                .entry(identity.uid.clone())
+                .or_default()
+                .push(identity);
+        }
+    }
+    found
+}
+
+/// Passes the runtime's hints on to the workers they concern.
+async fn follow(sandboxes: Arc<Sandboxes>, mut events: broadcast::Receiver<RuntimeEvent>) {
+    loop {
+        match events.recv().await {
+            Ok(RuntimeEvent::Exited { container_id }) => {
+                // Ids begin with the UID of the pod, as a rule 36 characters long.
+                match container_id
+                    .get(..36)
+                    .filter(|uid| sandboxes.view(uid).is_some())
+                {
+                    Some(uid) => sandboxes.look(uid),
+                    None => sandboxes.look_everywhere(),
+                }
+            }
+            Ok(RuntimeEvent::Resync) | Err(broadcast::error::RecvError::Lagged(_)) => {
+                sandboxes.look_everywhere();
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! What to do next for a sandbox: a pure function of what is wanted, what has happened and what
+//! is going on.
+//!
+//! The order is the kubelet's: network, volumes, then per container its image and its start; init
+//! containers one after the other with sidecars in place, then the others together.
+
+use jiff::{SignedDuration, Timestamp};
+use sandman_protocol::v1;
+
+use super::facts::{Attempt, ContainerFacts, Facts, restarts};
+use super::identity::{Kind, spec_hash};
+use super::live::{Live, LiveContainer, Step};
+
+/// Processes get at least this long between the request to end and the kill
+/// (kuberuntime `minimumGracePeriodInSeconds`).
+pub const MIN_GRACE: SignedDuration = SignedDuration::from_secs(2);
+/// Grace period of a pod that names none (API default).
+pub const DEFAULT_GRACE: SignedDuration = SignedDuration::from_secs(30);
+/// A kill that was answered but had no effect is repeated.
+const KILL_AGAIN: SignedDuration = SignedDuration::from_secs(5);
+
+/// One thing to do. All of them are safe to do twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make the namespaces.
+    SetUpNetwork,
+    /// Make the volumes, or bring their contents up to date.
+    ApplyVolumes,
+    /// Make the image of a container present.
+    EnsureImage(String),
+    /// Make and start the next attempt of a container.
+    Start(String),
+    /// Ask a container's process to end.
+    Ask {
+        /// The container.
+        container: String,
+        /// For the Killing event.
+        why: Why,
+    },
+    /// Kill a container's process.
+    Kill(String),
+    /// Stop waiting for a pull.
+    AbandonImage(String),
+    /// The sandbox is over by the host's decision.
+    End {
+        /// For example DeadlineExceeded.
+        reason: &'static str,
+        /// For people.
+        message: &'static str,
+    },
+    /// Remove all that is left.
+    TearDown,
+}
+
+/// Why a process is asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The sandbox ends.
+    Stopping,
+    /// The pod's image for this container changed.
+    Changed,
+}
+
+/// What to do now, and when to look again if nothing happens before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// All of these may begin now.
+    pub actions: Vec<Action>,
+    /// The next moment at which time alone changes the plan.
+    pub wake: Option<Timestamp>,
+}
+
+/// A container with its place in the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Its spec.
+    pub spec: &'a v1::Container,
+    /// Init or regular.
+    pub kind: Kind,
+}
+
+/// All containers of a sandbox, init containers first.
+pub fn members(spec: &v1::SandboxSpec) -> impl DoubleEndedIterator<Item = Member<'_>> {
+    let init = spec.init_containers.iter().map(|spec| Member {
+        spec,
+        kind: Kind::Init,
+    });
+    let regular = spec.containers.iter().map(|spec| Member {
+        spec,
+        kind: Kind::Regular,
+    });
+    init.chain(regular)
+}
+
+/// Whether no container will run again, by the restart policy. Sidecars do not count.
+#[must_use]
+pub fn is_finished(spec: &v1::SandboxSpec, facts: &Facts) -> bool {
+    let over = |member: &Member<'_>| {
+        let end = facts
+            .attempt(&member.spec.name)
+            .and_then(Attempt::termination);
+        end.is_some_and(|end| {
+            !restarts(spec.restart_policy(), member.kind, member.spec.sidecar, end)
+        })
+    };
+    let init_failed = members(spec).any(|member| {
+        member.kind == Kind::Init
+            && over(&member)
+            && facts
+                .attempt(&member.spec.name)
+                .and_then(Attempt::termination)
+                .is_some_and(|end| end.exit_code != 0)
+    });
+    init_failed
+        || (!spec.containers.is_empty()
+            && members(spec)
+                .filter(|m| m.kind == Kind::Regular)
+                .all(|m| over(&m)))
+}
+
+/// Decides what to do next.
+#[must_use]
+pub fn plan(spec: &v1::SandboxSpec, facts: &Facts, live: &Live, now: Timestamp) -> Plan {
+    let mut planner = Planner {
+        spec,
+        facts,
+        live,
+        now,
+        plan: Plan::default(),
+    };
+    planner.run();
+    planner.plan
+}
+
+/// The grace period of a sandbox.
+#[must_use]
+pub fn grace(spec: &v1::SandboxSpec) -> SignedDuration {
+    spec.termination_grace_period
+        .map_or(DEFAULT_GRACE, |grace| {
+            SignedDuration::from_secs(grace.seconds)
+        })
+        .max(MIN_GRACE)
+}
+
+struct Planner<'a> {
+    spec: &'a v1::SandboxSpec,
+    facts: &'a Facts,
+    live: &'a Live,
+    now: Timestamp,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    fn run(&mut self) {
+        if self.facts.removed {
+            return;
+        }
+        let ends = [
+            self.facts.removal.as_ref().map(|removal| removal.deadline),
+            self.facts.ended.as_ref().map(|ended| ended.deadline),
+        ];
+        if let Some(deadline) = ends.into_iter().flatten().min() {
+            self.stop_all(deadline);
+            return;
+        }
+        // Schema 0 is a sandbox known only from containerd's labels: nothing may be decided for
+        // it until the virtual node says what it should be.
+        if self.spec.schema == 0 {
+            return;
+        }
+        if is_finished(self.spec, self.facts) {
+            self.stop_sidecars();
+            return;
+        }
+        if self.deadline_passed() {
+            return;
+        }
+        if !self.prepared() || !self.initialised() {
+            return;
+        }
+        for member in members(self.spec).filter(|member| member.kind == Kind::Regular) {
+            self.keep_running(member);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        self.plan.actions.push(action);
+    }
+
+    fn wake(&mut self, at: Timestamp) {
+        self.plan.wake = Some(self.plan.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Whether the step may begin now; if it only waits for time, says when to look again.
+    fn ready(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Todo => true,
+            Step::Retry(retry) if retry.at <= self.now => true,
+            Step::Retry(retry) => {
+                self.wake(retry.at);
+                false
+            }
+            Step::Busy(_) | Step::Done => false,
+        }
+    }
+
+    fn deadline_passed(&mut self) -> bool {
+        let (Some(limit), Some(started)) = (self.spec.active_deadline, self.facts.started_at)
+        else {
+            return false;
+        };
+        let limit = SignedDuration::from_secs(limit.seconds);
+        let Ok(end) = started.saturating_add(limit) else {
+            return false;
+        };
+        if end > self.now {
+            self.wake(end);
+            return false;
+        }
+        self.act(Action::End {
+            reason: "DeadlineExceeded",
+            message: "Pod was active on the node longer than the specified deadline",
+        });
+        true
+    }
+
+    /// Network, then volumes. Containers that run already do not wait for either.
+    fn prepared(&mut self) -> bool {
+        let live = self.live;
+        if !live.network.is_done() {
+            if self.ready(&live.network) {
+                self.act(Action::SetUpNetwork);
+            }
+            return false;
+        }
+        if !live.volumes.is_done() {
+            // A record of our own lacks the contents; the virtual node sends them again.
+            if live.contents_known && self.ready(&live.volumes) {
+                self.act(Action::ApplyVolumes);
+            }
+            // An update of contents changes nothing for the containers.
+            return self.facts.volumes.is_some();
+        }
+        true
+    }
+
+    /// Brings the init containers on; true when the others may start.
+    fn initialised(&mut self) -> bool {
+        // Once a regular container has started, initialisation is over for good.
+        let over = self
+            .spec
+            .containers
+            .iter()
+            .any(|c| self.facts.attempt(&c.name).is_some());
+        for member in members(self.spec).filter(|member| member.kind == Kind::Init) {
+            let attempt = self.facts.attempt(&member.spec.name);
+            if member.spec.sidecar {
+                self.keep_running(member);
+                if attempt.is_none() && !over {
+                    return false;
+                }
+                continue;
+            }
+            if over
+                || attempt
+                    .and_then(Attempt::termination)
+                    .is_some_and(|t| t.exit_code == 0)
+            {
+                continue;
+            }
+            self.keep_running(member);
+            return false;
+        }
+        true
+    }
+
+    fn keep_running(&mut self, member: Member<'_>) {
+        let name = &member.spec.name;
+        let facts = self.facts.containers.get(name);
+        let attempt = facts.and_then(|facts| facts.current.as_ref());
+        if attempt.is_some_and(Attempt::is_live) {
+            self.replace_if_changed(member.spec, attempt);
+            return;
+        }
+        if let Some(end) = attempt.and_then(Attempt::termination) {
+            if !restarts(
+                self.spec.restart_policy(),
+                member.kind,
+                member.spec.sidecar,
+                end,
+            ) {
+                return;
+            }
+            let due = facts.map_or(self.now, |facts: &ContainerFacts| {
+                facts.crash.due(end.finished_at)
+            });
+            if due > self.now {
+                self.wake(due);
+                return;
+            }
+        }
+        let idle = LiveContainer::default();
+        let live = self.live.containers.get(name).unwrap_or(&idle);
+        if !live.image.is_done() {
+            if self.ready(&live.image) {
+                self.act(Action::EnsureImage(name.clone()));
+            }
+        } else if self.ready(&live.start) {
+            self.act(Action::Start(name.clone()));
+        }
+    }
+
+    fn replace_if_changed(&mut self, container: &v1::Container, attempt: Option<&Attempt>) {
+        let Some(attempt) = attempt.filter(|attempt| attempt.is_running()) else {
+            return;
+        };
+        if attempt.spec_hash == spec_hash(container) {
+            return;
+        }
+        let asked = self
+            .live
+            .containers
+            .get(&container.name)
+            .and_then(|live| live.asked_at);
+        let deadline = asked.unwrap_or(self.now).saturating_add(grace(self.spec));
+        self.stop(&container.name, deadline.unwrap_or(self.now), Why::Changed);
+    }
+
+    /// Asks or kills one running container, whatever is due.
+    fn stop(&mut self, name: &str, deadline: Timestamp, why: Why) {
+        let idle = LiveContainer::default();
+        let live = self.live.containers.get(name).unwrap_or(&idle);
+        if !self.facts.attempt(name).is_some_and(Attempt::is_running) {
+            return;
+        }
+        if live.asked_at.is_none() {
+            self.act(Action::Ask {
+                container: name.to_owned(),
+                why,
+            });
+        }
+        if deadline > self.now {
+            self.wake(deadline);
+            return;
+        }
+        let again = live
+            .killed_at
+            .and_then(|at| at.saturating_add(KILL_AGAIN).ok());
+        match again {
+            Some(again) if again > self.now => self.wake(again),
+            _ => self.act(Action::Kill(name.to_owned())),
+        }
+    }
+
+    /// Ends everything: regular and init containers together, sidecars after them in reverse.
+    fn stop_all(&mut self, deadline: Timestamp) {
+        let mut starting = false;
+        for (name, live) in &self.live.containers {
+            if live.image.is_busy() {
+                self.act(Action::AbandonImage(name.clone()));
+            }
+            starting |= live.start.is_busy() || live.collecting;
+        }
+        // Names come from the facts: containers of a spec that changed end as well.
+        let sidecar = |name: &str| {
+            self.spec
+                .init_containers
+                .iter()
+                .any(|c| c.sidecar && c.name == name)
+        };
+        let running: Vec<&String> = self
+            .facts
+            .containers
+            .iter()
+            .filter(|(_, facts)| facts.current.as_ref().is_some_and(Attempt::is_live))
+            .map(|(name, _)| name)
+            .collect();
+        let mut others = false;
+        for name in running.iter().filter(|name| !sidecar(name)) {
+            others = true;
+            self.stop(name, deadline, Why::Stopping);
+        }
+        if !others || deadline <= self.now {
+            self.stop_sidecars_until(deadline);
+        } else {
+            self.wake(deadline);
+        }
+        let idle = running.is_empty() && !starting;
+        let busy = self.live.network.is_busy() || self.live.volumes.is_busy();
+        if idle && !busy && self.facts.removal.is_some() && self.ready(&self.live.teardown) {
+            self.act(Action::TearDown);
+        }
+    }
+
+    fn stop_sidecars(&mut self) {
+        let regular = self
+            .spec
+            .containers
+            .iter()
+            .filter_map(|c| self.facts.attempt(&c.name));
+        let last = regular
+            .filter_map(|a| a.termination())
+            .map(|t| t.finished_at)
+            .max();
+        let deadline = last.unwrap_or(self.now).saturating_add(grace(self.spec));
+        self.stop_sidecars_until(deadline.unwrap_or(self.now));
+    }
+
+    fn stop_sidecars_until(&mut self, deadline: Timestamp) {
+        for sidecar in self.spec.init_containers.iter().filter(|c| c.sidecar).rev() {
+            if self
+                .facts
+                .attempt(&sidecar.name)
+                .is_some_and(Attempt::is_live)
+            {
+                self.stop(&sidecar.name, deadline, Why::Stopping);
+                // One after the other, until there is no time left for that.
+                if deadline > self.now {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

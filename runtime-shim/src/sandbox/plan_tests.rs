@@ -1,0 +1,368 @@
+//! Scenes from the life of a sandbox, each with what is decided in it.
+
+use super::super::facts::{Ended, Phase, Removal, Termination, VolumePaths};
+use super::super::live::Waiting;
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+fn container(name: &str) -> v1::Container {
+    v1::Container {
+        name: name.into(),
+        image: "busybox".into(),
+        ..Default::default()
+    }
+}
+
+fn spec(containers: &[&str]) -> v1::SandboxSpec {
+    v1::SandboxSpec {
+        schema: 1,
+        uid: "u".into(),
+        restart_policy: v1::RestartPolicy::Always as i32,
+        containers: containers.iter().map(|name| container(name)).collect(),
+        ..Default::default()
+    }
+}
+
+fn ready() -> (Facts, Live) {
+    let facts = Facts {
+        started_at: Some(at(0)),
+        volumes: Some(VolumePaths::default()),
+        ..Default::default()
+    };
+    let live = Live {
+        network: Step::Done,
+        volumes: Step::Done,
+        contents_known: true,
+        ..Default::default()
+    };
+    (facts, live)
+}
+
+fn attempt(name: &str, phase: Phase) -> Attempt {
+    Attempt {
+        number: 0,
+        id: format!("u-{name}-0"),
+        image: "busybox".into(),
+        image_id: String::new(),
+        spec_hash: spec_hash(&container(name)),
+        stop_signal: 15,
+        phase,
+    }
+}
+
+fn run(facts: &mut Facts, name: &str) {
+    facts.containers.entry(name.into()).or_default().current =
+        Some(attempt(name, Phase::Running { since: at(0) }));
+}
+
+fn end(facts: &mut Facts, name: &str, exit_code: i32, second: i64) {
+    let termination = Termination {
+        exit_code,
+        reason: String::new(),
+        message: String::new(),
+        started_at: Some(at(0)),
+        finished_at: at(second),
+        container_id: String::new(),
+    };
+    facts.containers.entry(name.into()).or_default().current =
+        Some(attempt(name, Phase::Ended(termination)));
+}
+
+fn image_ready(live: &mut Live, name: &str) {
+    live.containers.entry(name.into()).or_default().image = Step::Done;
+}
+
+fn start(name: &str) -> Action {
+    Action::Start(name.into())
+}
+
+fn pull(name: &str) -> Action {
+    Action::EnsureImage(name.into())
+}
+
+fn ask(name: &str) -> Action {
+    Action::Ask {
+        container: name.into(),
+        why: Why::Stopping,
+    }
+}
+
+#[test]
+fn network_then_volumes_then_images_then_starts() {
+    let spec = spec(&["a", "b"]);
+    let (mut facts, mut live) = (Facts::default(), Live::default());
+    live.contents_known = true;
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [Action::SetUpNetwork]
+    );
+    live.network = Step::Done;
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [Action::ApplyVolumes]
+    );
+    live.volumes = Step::Done;
+    facts.volumes = Some(VolumePaths::default());
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [pull("a"), pull("b")]
+    );
+    image_ready(&mut live, "a");
+    live.containers.entry("b".into()).or_default().image.begin();
+    assert_eq!(plan(&spec, &facts, &live, at(0)).actions, [start("a")]);
+    run(&mut facts, "a");
+    run(&mut facts, "b");
+    assert_eq!(plan(&spec, &facts, &live, at(0)), Plan::default());
+}
+
+#[test]
+fn failures_wait_for_their_time() {
+    let spec = spec(&["a"]);
+    let (facts, mut live) = ready();
+    let waiting = Waiting {
+        reason: "ErrImagePull".into(),
+        message: String::new(),
+    };
+    live.containers.entry("a".into()).or_default().image.fail(
+        at(0),
+        SignedDuration::from_secs(60),
+        waiting,
+    );
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)),
+        Plan {
+            actions: vec![],
+            wake: Some(at(1))
+        }
+    );
+    assert_eq!(plan(&spec, &facts, &live, at(1)).actions, [pull("a")]);
+}
+
+#[test]
+fn our_own_record_has_no_contents_to_write() {
+    let spec = spec(&["a"]);
+    let (mut facts, mut live) = ready();
+    (facts.volumes, live.volumes, live.contents_known) = (None, Step::Todo, false);
+    assert_eq!(plan(&spec, &facts, &live, at(0)), Plan::default());
+    // With volumes made before, the containers go on.
+    facts.volumes = Some(VolumePaths::default());
+    assert_eq!(plan(&spec, &facts, &live, at(0)).actions, [pull("a")]);
+}
+
+#[test]
+fn init_containers_run_one_by_one_and_sidecars_stay() {
+    let mut spec = spec(&["main"]);
+    spec.init_containers = vec![
+        container("one"),
+        v1::Container {
+            sidecar: true,
+            ..container("side")
+        },
+        container("two"),
+    ];
+    let (mut facts, mut live) = ready();
+    for name in ["one", "side", "two", "main"] {
+        image_ready(&mut live, name);
+    }
+    assert_eq!(plan(&spec, &facts, &live, at(0)).actions, [start("one")]);
+    run(&mut facts, "one");
+    assert_eq!(plan(&spec, &facts, &live, at(0)).actions, []);
+    end(&mut facts, "one", 0, 1);
+    assert_eq!(plan(&spec, &facts, &live, at(1)).actions, [start("side")]);
+    run(&mut facts, "side");
+    assert_eq!(plan(&spec, &facts, &live, at(1)).actions, [start("two")]);
+    end(&mut facts, "two", 0, 2);
+    assert_eq!(plan(&spec, &facts, &live, at(2)).actions, [start("main")]);
+    run(&mut facts, "main");
+    assert_eq!(plan(&spec, &facts, &live, at(2)).actions, []);
+    // A sidecar that ends comes back, and nobody waits for it.
+    end(&mut facts, "side", 0, 3);
+    assert_eq!(plan(&spec, &facts, &live, at(3)).actions, [start("side")]);
+}
+
+#[test]
+fn a_failed_init_container_follows_the_policy() {
+    let mut spec = spec(&["main"]);
+    spec.init_containers = vec![container("one")];
+    let (mut facts, mut live) = ready();
+    image_ready(&mut live, "one");
+    end(&mut facts, "one", 1, 1);
+    assert_eq!(plan(&spec, &facts, &live, at(1)).actions, [start("one")]);
+    spec.restart_policy = v1::RestartPolicy::Never as i32;
+    assert!(is_finished(&spec, &facts));
+    assert_eq!(plan(&spec, &facts, &live, at(1)).actions, []);
+}
+
+#[test]
+fn crashes_back_off_and_success_may_be_final() {
+    let mut spec = spec(&["a"]);
+    let (mut facts, mut live) = ready();
+    image_ready(&mut live, "a");
+    end(&mut facts, "a", 1, 5);
+    assert_eq!(plan(&spec, &facts, &live, at(5)).actions, [start("a")]);
+    facts
+        .containers
+        .get_mut("a")
+        .unwrap()
+        .crash
+        .advance(at(5), at(5));
+    end(&mut facts, "a", 1, 6);
+    let wait = Plan {
+        actions: vec![],
+        wake: Some(at(16)),
+    };
+    assert_eq!(plan(&spec, &facts, &live, at(6)), wait);
+    assert_eq!(plan(&spec, &facts, &live, at(16)).actions, [start("a")]);
+    spec.restart_policy = v1::RestartPolicy::OnFailure as i32;
+    end(&mut facts, "a", 0, 20);
+    assert!(is_finished(&spec, &facts));
+    assert_eq!(plan(&spec, &facts, &live, at(20)), Plan::default());
+}
+
+#[test]
+fn a_finished_sandbox_ends_its_sidecars_in_reverse() {
+    let mut spec = spec(&["main"]);
+    spec.restart_policy = v1::RestartPolicy::Never as i32;
+    spec.init_containers = ["s1", "s2"]
+        .map(|name| v1::Container {
+            sidecar: true,
+            ..container(name)
+        })
+        .to_vec();
+    let (mut facts, mut live) = ready();
+    run(&mut facts, "s1");
+    run(&mut facts, "s2");
+    end(&mut facts, "main", 0, 10);
+    let first = plan(&spec, &facts, &live, at(10));
+    assert_eq!(
+        first,
+        Plan {
+            actions: vec![ask("s2")],
+            wake: Some(at(40))
+        }
+    );
+    live.containers.entry("s2".into()).or_default().asked_at = Some(at(10));
+    assert_eq!(plan(&spec, &facts, &live, at(11)).actions, []);
+    end(&mut facts, "s2", 0, 12);
+    assert_eq!(plan(&spec, &facts, &live, at(12)).actions, [ask("s1")]);
+    let late = plan(&spec, &facts, &live, at(40)).actions;
+    assert_eq!(late, [ask("s1"), Action::Kill("s1".into())]);
+}
+
+#[test]
+fn the_active_deadline_ends_a_sandbox() {
+    let mut spec = spec(&["a"]);
+    spec.active_deadline = Some(prost_types::Duration {
+        seconds: 60,
+        nanos: 0,
+    });
+    let (mut facts, live) = ready();
+    run(&mut facts, "a");
+    assert_eq!(plan(&spec, &facts, &live, at(59)).wake, Some(at(60)));
+    let actions = plan(&spec, &facts, &live, at(60)).actions;
+    assert!(matches!(
+        actions[..],
+        [Action::End {
+            reason: "DeadlineExceeded",
+            ..
+        }]
+    ));
+    facts.ended = Some(Ended {
+        reason: "DeadlineExceeded".into(),
+        message: String::new(),
+        deadline: at(90),
+    });
+    assert_eq!(plan(&spec, &facts, &live, at(61)).actions, [ask("a")]);
+    end(&mut facts, "a", 143, 62);
+    // Over, but nobody asked for its removal.
+    assert_eq!(plan(&spec, &facts, &live, at(63)), Plan::default());
+}
+
+#[test]
+fn removal_asks_waits_kills_and_tears_down() {
+    let spec = spec(&["a"]);
+    let (mut facts, mut live) = ready();
+    run(&mut facts, "a");
+    facts.removal = Some(Removal {
+        deadline: at(30),
+        reason: String::new(),
+    });
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)),
+        Plan {
+            actions: vec![ask("a")],
+            wake: Some(at(30))
+        }
+    );
+    live.containers.entry("a".into()).or_default().asked_at = Some(at(0));
+    assert_eq!(
+        plan(&spec, &facts, &live, at(30)).actions,
+        [Action::Kill("a".into())]
+    );
+    live.containers.get_mut("a").unwrap().killed_at = Some(at(30));
+    assert_eq!(
+        plan(&spec, &facts, &live, at(31)),
+        Plan {
+            actions: vec![],
+            wake: Some(at(35))
+        }
+    );
+    end(&mut facts, "a", 137, 31);
+    assert_eq!(
+        plan(&spec, &facts, &live, at(31)).actions,
+        [Action::TearDown]
+    );
+    facts.removed = true;
+    assert_eq!(plan(&spec, &facts, &live, at(31)), Plan::default());
+}
+
+#[test]
+fn removal_interrupts_a_pull_and_waits_for_a_start() {
+    let spec = spec(&["a", "b"]);
+    let (mut facts, mut live) = ready();
+    live.containers.entry("a".into()).or_default().image.begin();
+    live.containers.entry("b".into()).or_default().start.begin();
+    facts.removal = Some(Removal {
+        deadline: at(30),
+        reason: String::new(),
+    });
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [Action::AbandonImage("a".into())]
+    );
+}
+
+#[test]
+fn a_changed_image_replaces_the_container() {
+    let mut spec = spec(&["a"]);
+    let (mut facts, live) = ready();
+    run(&mut facts, "a");
+    spec.containers[0].image = "busybox:2".into();
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [Action::Ask {
+            container: "a".into(),
+            why: Why::Changed
+        }]
+    );
+}
+
+#[test]
+fn nothing_is_decided_for_an_unknown_sandbox_but_its_removal() {
+    let mut spec = spec(&["a"]);
+    spec.schema = 0;
+    let (mut facts, live) = ready();
+    end(&mut facts, "a", 137, 0);
+    assert_eq!(plan(&spec, &facts, &live, at(1)), Plan::default());
+    facts.removal = Some(Removal {
+        deadline: at(1),
+        reason: String::new(),
+    });
+    assert_eq!(
+        plan(&spec, &facts, &live, at(1)).actions,
+        [Action::TearDown]
+    );
+}

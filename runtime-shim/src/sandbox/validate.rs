@@ -1,0 +1,279 @@
+//! Checks a spec before it becomes a record: everything that names a path, a file or another part
+//! of the spec, and every count.
+
+use std::collections::HashSet;
+
+use sandman_protocol::v1;
+
+use super::plan::members;
+
+/// Newest `SandboxSpec.schema` understood.
+pub const SCHEMA: u32 = 1;
+
+const MAX_CONTAINERS: usize = 128;
+const MAX_VOLUMES: usize = 256;
+const MAX_NAME: usize = 253;
+
+/// Why a spec is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The spec is wrong; the text names the field.
+    #[error("{0}")]
+    Invalid(String),
+    /// The spec asks for something that this host cannot do.
+    #[error("{0} is not supported by this host")]
+    Unsupported(String),
+}
+
+fn invalid<T>(text: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::Invalid(text.into()))
+}
+
+/// Whether a text can be a pod UID: it becomes part of paths and ids.
+#[must_use]
+pub fn is_uid(text: &str) -> bool {
+    // 36 is a UUID; longer ones would not fit containerd's ids.
+    (1..=36).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && !text.contains("--")
+}
+
+fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_part(text)
+}
+
+fn is_part(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// A DNS subdomain; its parts may be longer than a label.
+fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len()) && text.split('.').all(is_part)
+}
+
+/// Checks a spec. `known_handler` tells which RuntimeClass handlers this host has.
+///
+/// # Errors
+/// [`Refusal`], naming the field.
+pub fn check(spec: &v1::SandboxSpec, known_handler: impl Fn(&str) -> bool) -> Result<(), Refusal> {
+    if spec.schema == 0 || spec.schema > SCHEMA {
+        return Err(Refusal::Unsupported(format!("spec.schema {}", spec.schema)));
+    }
+    if !is_uid(&spec.uid) {
+        return invalid(format!("spec.uid: {:?} is not a pod UID", spec.uid));
+    }
+    if !is_name(&spec.name) {
+        return invalid(format!("spec.name: {:?} is not a pod name", spec.name));
+    }
+    if !is_label(&spec.namespace) {
+        return invalid(format!(
+            "spec.namespace: {:?} is not a namespace",
+            spec.namespace
+        ));
+    }
+    if spec.hostname.is_empty() || spec.hostname.len() > 63 {
+        return invalid("spec.hostname: must have 1 to 63 characters");
+    }
+    if !known_handler(&spec.runtime_handler) {
+        return invalid(format!(
+            "spec.runtime_handler: this host has no runtime {:?}",
+            spec.runtime_handler
+        ));
+    }
+    if spec.share_process_namespace {
+        return Err(Refusal::Unsupported(
+            "spec.share_process_namespace".to_owned(),
+        ));
+    }
+    if spec.network() == v1::NetworkMode::Unspecified {
+        return invalid("spec.network: must be POD or NONE");
+    }
+    for sysctl in &spec.sysctls {
+        if !is_namespaced_sysctl(&sysctl.name) {
+            return invalid(format!("spec.sysctls: {:?} is not namespaced", sysctl.name));
+        }
+    }
+    let volumes = check_volumes(spec)?;
+    check_containers(spec, &volumes)
+}
+
+/// Sysctls that belong to the sandbox's own namespaces.
+fn is_namespaced_sysctl(name: &str) -> bool {
+    let safe = name
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-' | b'/'));
+    let ipc = name.starts_with("kernel.shm")
+        || name.starts_with("kernel.msg")
+        || name == "kernel.sem"
+        || name.starts_with("fs.mqueue.");
+    safe && !name.contains("..") && (ipc || name.starts_with("net."))
+}
+
+fn check_volumes(spec: &v1::SandboxSpec) -> Result<HashSet<&str>, Refusal> {
+    if spec.volumes.len() > MAX_VOLUMES {
+        return invalid(format!("spec.volumes: more than {MAX_VOLUMES}"));
+    }
+    let mut names = HashSet::new();
+    for volume in &spec.volumes {
+        if !is_label(&volume.name) {
+            return invalid(format!(
+                "spec.volumes: {:?} is not a volume name",
+                volume.name
+            ));
+        }
+        if volume.source.is_none() {
+            return Err(Refusal::Unsupported(format!(
+                "the source of volume {:?}",
+                volume.name
+            )));
+        }
+        if !names.insert(volume.name.as_str()) {
+            return invalid(format!("spec.volumes: {:?} appears twice", volume.name));
+        }
+    }
+    Ok(names)
+}
+
+fn check_containers(spec: &v1::SandboxSpec, volumes: &HashSet<&str>) -> Result<(), Refusal> {
+    if spec.containers.is_empty() {
+        return invalid("spec.containers: must not be empty");
+    }
+    if members(spec).count() > MAX_CONTAINERS {
+        return invalid(format!("spec.containers: more than {MAX_CONTAINERS}"));
+    }
+    let mut names = HashSet::new();
+    for container in members(spec).map(|member| member.spec) {
+        let name = &container.name;
+        if !is_label(name) {
+            return invalid(format!("spec.containers: {name:?} is not a container name"));
+        }
+        if !names.insert(name.as_str()) {
+            return invalid(format!("spec.containers: {name:?} appears twice"));
+        }
+        if container.image.is_empty() {
+            return invalid(format!("spec.containers[{name}].image: must not be empty"));
+        }
+        for mount in &container.mounts {
+            if !volumes.contains(mount.volume.as_str()) {
+                return invalid(format!(
+                    "spec.containers[{name}].mounts: there is no volume {:?}",
+                    mount.volume
+                ));
+            }
+        }
+        for variable in &container.env {
+            if variable.name.is_empty() || variable.name.contains(['=', '\0']) {
+                return invalid(format!(
+                    "spec.containers[{name}].env: {:?} is not a variable name",
+                    variable.name
+                ));
+            }
+        }
+    }
+    if spec.containers.iter().any(|container| container.sidecar) {
+        return invalid("spec.containers: only init containers can be sidecars");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> v1::SandboxSpec {
+        v1::SandboxSpec {
+            schema: 1,
+            uid: "0b1d4f7e-6a37-4a53-9f0e-0d9a3c1f2b4c".into(),
+            namespace: "default".into(),
+            name: "pod.1".into(),
+            hostname: "pod".into(),
+            network: v1::NetworkMode::Pod as i32,
+            containers: vec![v1::Container {
+                name: "c".into(),
+                image: "busybox".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }
+    }
+
+    fn error(change: impl FnOnce(&mut v1::SandboxSpec)) -> String {
+        let mut spec = spec();
+        change(&mut spec);
+        check(&spec, |handler| handler.is_empty())
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_plain_spec_passes() {
+        assert_eq!(check(&spec(), |_| true), Ok(()));
+    }
+
+    #[test]
+    fn mistakes_name_their_field() {
+        let mount = |volume: &str| v1::Mount {
+            volume: volume.into(),
+            ..Default::default()
+        };
+        for (text, field) in [
+            (error(|s| s.schema = 2), "schema"),
+            (error(|s| s.schema = 0), "schema"),
+            (error(|s| s.uid = "../x".into()), "uid"),
+            (error(|s| s.uid = "a--b".into()), "uid"),
+            (error(|s| s.name = "Pod".into()), "name"),
+            (error(|s| s.namespace = "a/b".into()), "namespace"),
+            (error(|s| s.hostname.clear()), "hostname"),
+            (error(|s| s.runtime_handler = "gvisor".into()), "gvisor"),
+            (
+                error(|s| s.share_process_namespace = true),
+                "share_process_namespace",
+            ),
+            (error(|s| s.network = 0), "network"),
+            (
+                error(|s| {
+                    s.sysctls = vec![v1::Sysctl {
+                        name: "vm.swappiness".into(),
+                        value: "1".into(),
+                    }]
+                }),
+                "sysctls",
+            ),
+            (error(|s| s.containers.clear()), "containers"),
+            (error(|s| s.containers[0].image.clear()), "image"),
+            (
+                error(|s| s.containers[0].mounts = vec![mount("v")]),
+                "\"v\"",
+            ),
+            (error(|s| s.containers[0].sidecar = true), "sidecar"),
+            (error(|s| s.init_containers = s.containers.clone()), "twice"),
+            (
+                error(|s| {
+                    s.containers[0].env = vec![v1::EnvVar {
+                        name: "A=B".into(),
+                        value: None,
+                    }]
+                }),
+                "env",
+            ),
+            (
+                error(|s| {
+                    s.volumes = vec![v1::Volume {
+                        name: "v".into(),
+                        source: None,
+                    }]
+                }),
+                "volume",
+            ),
+        ] {
+            assert!(text.contains(field), "{field}: {text}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What exec, logs and stats need to know of a sandbox, as of its last step.
+
+use std::collections::BTreeMap;
+
+use sandman_protocol::v1;
+use tokio::sync::watch;
+
+use super::facts::Attempt;
+
+/// A sandbox at one moment.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Pod namespace.
+    pub namespace: String,
+    /// Pod name.
+    pub name: String,
+    /// Its stage.
+    pub lifecycle: v1::Lifecycle,
+    /// By container name.
+    pub containers: BTreeMap<String, ContainerView>,
+}
+
+/// A container at one moment.
+#[derive(Clone, Debug)]
+pub struct ContainerView {
+    /// The newest attempt.
+    pub attempt: Option<Attempt>,
+    /// Why it waits, when it does.
+    pub waiting: Option<String>,
+    /// False once the newest attempt has ended and its output is complete.
+    pub running: watch::Receiver<bool>,
+}
+
+impl ContainerView {
+    /// The attempt whose process runs.
+    #[must_use]
+    pub fn running_attempt(&self) -> Option<&Attempt> {
+        self.attempt.as_ref().filter(|attempt| attempt.is_running())
+    }
+}

@@ -1,0 +1,249 @@
+//! Puts the parts together and serves until told to stop.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use sandman_protocol::identity::Role;
+use sandman_protocol::transport::{self, FleetTls};
+use sandman_protocol::v1::host_server::HostServer;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::host_api::{HostService, InventorySource, Machine, Term};
+use crate::images::{Images, ImagesConfig};
+use crate::logs::{LogLimits, LogStore};
+use crate::metrics::Metrics;
+use crate::network::{Network, NetworkConfig};
+use crate::rootfs::Snapshots;
+use crate::runtime::{Containerd, NAMESPACE, connect};
+use crate::sandbox::board::Board;
+use crate::sandbox::queue::CreationQueue;
+use crate::sandbox::store::Store;
+use crate::sandbox::{Host, Sandboxes};
+use crate::stats::Stats;
+use crate::volumes::Volumes;
+use crate::{agent, machine};
+
+/// How long open streams get to end at shutdown.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Largest message: a sandbox's spec with the contents of its volumes, each at most 1 MiB.
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+/// Scrapes served at once.
+const MAX_SCRAPES: usize = 16;
+
+/// Runs the host service until `shutdown`. Containers go on without it.
+///
+/// # Errors
+/// Whatever keeps it from starting.
+pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Result<()> {
+    for dir in [&config.state_dir, &config.data_dir] {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    let tls = FleetTls::load(&config.fleet_tls, &config.fleet)?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("listen: cannot bind {}", config.listen))?;
+    let measured = Machine::detect(&config).context("cannot measure the machine")?;
+    let allocatable = measured.allocatable;
+    let host = Arc::new(host(&config, measured.capacity.memory_bytes).await?);
+    let term = Arc::new(Term::load(host.store.clone()).context("cannot read the leader term")?);
+    if let Some(address) = config.metrics_listen {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("metrics_listen: cannot bind {address}"))?;
+        tokio::spawn(serve_metrics(listener, host.clone(), shutdown.clone()));
+    }
+
+    let sandboxes = Sandboxes::start(host.clone(), allocatable).await?;
+    let inventory = InventorySource::new(host, &config, measured);
+    let service = HostServer::new(HostService::new(sandboxes, inventory, term))
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    info!(host = config.host_name, listen = %config.listen, "serving");
+    let stop = shutdown.clone();
+    let serving = transport::server()
+        .add_service(service)
+        .serve_with_incoming_shutdown(
+            transport::incoming(&tls, listener, &[Role::Vnode]),
+            async move { stop.cancelled().await },
+        );
+    tokio::pin!(serving);
+    tokio::select! {
+        result = &mut serving => result?,
+        () = shutdown.cancelled() => {
+            // Watches never end by themselves: streams get a moment, then they are cut.
+            if tokio::time::timeout(DRAIN, serving).await.is_err() {
+                info!("closing the streams that are left");
+            }
+        }
+    }
+    info!("stopped; containers go on");
+    Ok(())
+}
+
+async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
+    let channel = connect(&config.containerd_socket)?;
+    let agent =
+        agent::mount_image(&config.daemon_image, &config.state_dir).context("daemon_image")?;
+    let fifo_dir = config.state_dir.join("fifos");
+    std::fs::create_dir_all(&fifo_dir)?;
+    remove_stale_execs(&fifo_dir);
+    let metrics = Metrics::new();
+    let images = Images::new(
+        channel.clone(),
+        ImagesConfig {
+            namespace: NAMESPACE.to_owned(),
+            snapshotter: config.snapshotter.clone(),
+            registries: config.registries.clone(),
+        },
+    )?;
+    let network = Network::start(NetworkConfig {
+        state_dir: config.state_dir.clone(),
+        pod_cidr: config.pod_cidr,
+        cluster_cidrs: std::iter::once(config.pod_cidr)
+            .chain(config.cluster_cidrs.iter().copied())
+            .collect(),
+        closed_ports: vec![config.listen.port()],
+    })
+    .await
+    .context("network")?;
+    let logs = LogStore::new(
+        &config.data_dir,
+        LogLimits {
+            max_bytes: config.log_max_bytes,
+            max_files: config.log_max_files,
+        },
+    )?;
+    let mut runtime_types: HashMap<String, String> = config
+        .runtimes
+        .iter()
+        .map(|(handler, runtime)| (handler.clone(), runtime.runtime_type.clone()))
+        .collect();
+    if let Some(default) = config.runtime_type("") {
+        runtime_types.insert(String::new(), default.to_owned());
+    }
+    let width = match config.max_concurrent_creates {
+        // Making a container keeps about one processor busy; twice that hides its waits.
+        0 => std::thread::available_parallelism()?.get() * 2,
+        width => width,
+    };
+    Ok(Host {
+        runtime: Arc::new(Containerd::new(channel.clone(), &config.snapshotter)),
+        rootfs: Arc::new(Snapshots::new(
+            channel,
+            &config.snapshotter,
+            &config.state_dir,
+        )),
+        images,
+        network,
+        volumes: Volumes::new(&config.state_dir, &config.data_dir).context("volumes")?,
+        logs,
+        stats: Stats::detect().context("cgroups")?,
+        store: Store::open(&config.state_dir)?,
+        board: Arc::new(Board::default()),
+        queue: CreationQueue::new(width),
+        metrics,
+        limits: machine::limits(config, memory_bytes)?,
+        runtime_types,
+        agent,
+        fifo_dir,
+        seccomp_dir: config.seccomp_profiles.clone(),
+        host_ip: config.host_ip,
+    })
+}
+
+/// FIFOs of execs whose streams ended with an earlier process of ours.
+fn remove_stale_execs(fifo_dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(fifo_dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("exec-")
+            && let Err(error) = std::fs::remove_dir_all(entry.path())
+        {
+            warn!(path = %entry.path().display(), %error, "cannot remove stale FIFOs");
+        }
+    }
+}
+
+async fn serve_metrics(listener: TcpListener, host: Arc<Host>, shutdown: CancellationToken) {
+    let slots = Arc::new(tokio::sync::Semaphore::new(MAX_SCRAPES));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => return,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                warn!(%error, "cannot accept a scrape");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(slot) = slots.clone().try_acquire_owned() else {
+            continue;
+        };
+        let host = host.clone();
+        tokio::spawn(async move {
+            let _slot = slot;
+            let service = service_fn(move |request| {
+                let host = host.clone();
+                async move { Ok::<_, std::convert::Infallible>(answer(&host, &request)) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            // A scraper that goes away or is slow is not our problem.
+            let _ = tokio::time::timeout(Duration::from_secs(10), connection).await;
+        });
+    }
+}
+
+fn answer(host: &Host, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let (status, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/healthz") => (StatusCode::OK, "ok".to_owned()),
+        (&Method::GET, "/metrics") => {
+            count_sandboxes(host);
+            match host.metrics.encode() {
+                Ok(text) => (StatusCode::OK, text),
+                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            }
+        }
+        _ => (StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        hyper::header::CONTENT_TYPE,
+        hyper::header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
+    );
+    response
+}
+
+fn count_sandboxes(host: &Host) {
+    use sandman_protocol::v1::Lifecycle;
+    let reports = host.board.reports();
+    for (lifecycle, state) in [
+        (Lifecycle::Active, "active"),
+        (Lifecycle::Finished, "finished"),
+        (Lifecycle::Terminating, "terminating"),
+        (Lifecycle::Removed, "removed"),
+    ] {
+        let count = reports
+            .iter()
+            .filter(|report| report.lifecycle() == lifecycle)
+            .count();
+        host.metrics.sandboxes(state, count);
+    }
+}
