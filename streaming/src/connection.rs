@@ -28,7 +28,8 @@ pub(crate) struct Connection<IO> {
     /// Routes what the client sends; ends when nothing more comes.
     inbound: BoxFuture<Departure>,
     inbound_ended: bool,
-    writer: BoxFuture<(WriterEnd<IO>, Drain)>,
+    writer: BoxFuture<WriterEnd<IO>>,
+    writer_ended: bool,
     /// Set once the writer failed: takes and drops what handlers still write.
     drain: Option<Drain>,
     discard: CancellationToken,
@@ -69,6 +70,7 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Connection<IO> {
             inbound: Box::pin(inbound),
             inbound_ended: false,
             writer: Box::pin(writer.run()),
+            writer_ended: false,
             drain: None,
             discard,
             outbound,
@@ -94,11 +96,14 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Connection<IO> {
                     }
                     departure
                 }
-                (end, drain) = &mut self.writer, if self.drain.is_none() => {
-                    self.drain = Some(drain);
+                end = &mut self.writer, if !self.writer_ended => {
+                    self.writer_ended = true;
                     self.lost = true;
                     match end {
-                        WriterEnd::Failed(error) => Departure::Lost(Some(error)),
+                        WriterEnd::Failed(error, drain) => {
+                            self.drain = Some(drain);
+                            Departure::Lost(Some(error))
+                        }
                         WriterEnd::Finished(_) | WriterEnd::Abandoned => Departure::Lost(None),
                     }
                 }
@@ -132,7 +137,7 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Connection<IO> {
             deadline.get_or_insert(Instant::now() + limits.close_barrier);
         }
         let mut hurried = false;
-        let (end, _drain) = loop {
+        let end = loop {
             tokio::select! {
                 end = &mut self.writer => break end,
                 departure = &mut self.inbound, if !self.inbound_ended => {
@@ -148,18 +153,24 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Connection<IO> {
                     deadline.get_or_insert(Instant::now() + limits.linger);
                 }
                 () = until(deadline) => return false,
-                () = self.activity.idle_for(limits.idle) => return false,
+                () = self.activity.idle_for(limits.idle), if deadline.is_none() => return false,
             }
         };
-        let WriterEnd::Finished(mut io) = end else {
+        let WriterEnd::Finished(mut closing) = end else {
             return false;
         };
         if !self.inbound_ended {
             // Closing now could reset the connection over unread input, and a proxy in
             // between would drop what it has not passed on. So the client closes first.
-            let _ = timeout(limits.linger, &mut self.inbound).await;
+            let client = async {
+                tokio::select! {
+                    _ = &mut self.inbound => {}
+                    () = closing.answer() => {}
+                }
+            };
+            let _ = timeout(limits.linger, client).await;
         }
-        let _ = timeout(GOODBYE, io.shutdown()).await;
+        let _ = timeout(GOODBYE, closing.shutdown()).await;
         true
     }
 }

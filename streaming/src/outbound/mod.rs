@@ -50,10 +50,17 @@ pub(crate) struct Queue {
     budget: Arc<Semaphore>,
 }
 
+impl Queue {
+    /// Makes all writes of handlers fail with a broken pipe, those that wait as well.
+    fn refuse_data(&mut self) {
+        self.items.close();
+        self.budget.close();
+    }
+}
+
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Wakes every output that waits for its share: it fails with a broken pipe.
-        self.budget.close();
+        self.refuse_data();
     }
 }
 

@@ -19,9 +19,10 @@ use crate::activity::Activity;
 /// How writing ended.
 pub(crate) enum WriterEnd<IO> {
     /// The last frames are handed to the transport, which is still open.
-    Finished(WriteHalf<IO>),
-    /// The transport takes nothing more.
-    Failed(io::Error),
+    Finished(Closing<IO>),
+    /// The transport takes nothing more. Reported at once, but the queue lives on, so
+    /// that handlers do not see the loss before the session wants it.
+    Failed(io::Error, Drain),
     /// The session dropped its handle.
     Abandoned,
 }
@@ -71,21 +72,20 @@ impl<IO: AsyncWrite> Writer<IO> {
     }
 
     /// Writes until the last frames are out, or the transport fails.
-    ///
-    /// A failure is reported at once, but the queue lives on in the returned
-    /// [`Drain`], so that handlers do not see the loss before the session wants it.
-    pub(crate) async fn run(mut self) -> (WriterEnd<IO>, Drain) {
+    pub(crate) async fn run(mut self) -> WriterEnd<IO> {
         let discard = self.discard.clone();
         let end = tokio::select! {
             biased;
             () = discard.cancelled() => Err(io::ErrorKind::BrokenPipe.into()),
             end = self.write_all() => end,
         };
-        let drain = Drain { queue: self.queue };
         match end {
-            Ok(true) => (WriterEnd::Finished(self.io), drain),
-            Ok(false) => (WriterEnd::Abandoned, drain),
-            Err(error) => (WriterEnd::Failed(error), drain),
+            Ok(true) => {
+                self.queue.refuse_data();
+                WriterEnd::Finished(Closing { writer: self })
+            }
+            Ok(false) => WriterEnd::Abandoned,
+            Err(error) => WriterEnd::Failed(error, Drain { queue: self.queue }),
         }
     }
 
@@ -209,6 +209,41 @@ impl Run {
             );
         }
         self.length = 0;
+    }
+}
+
+/// A connection whose last frames are written.
+pub(crate) struct Closing<IO> {
+    writer: Writer<IO>,
+}
+
+impl<IO: AsyncWrite> Closing<IO> {
+    /// Goes on answering pings and new streams of a SPDY client: a short command may be
+    /// over before the client has opened all its streams, and it waits for each answer.
+    /// After a WebSocket Close nothing may follow. Does not return while the transport
+    /// works.
+    pub(crate) async fn answer(&mut self) {
+        let Writer {
+            io,
+            framing,
+            queue,
+            batch,
+            ..
+        } = &mut self.writer;
+        while let Some(frame) = queue.answers.recv().await {
+            if !matches!(framing, Framing::Spdy(_)) {
+                continue;
+            }
+            framing.encode(frame, batch);
+            if io.write_all_buf(batch).await.is_err() || io.flush().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The transport's own goodbye.
+    pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
+        self.writer.io.shutdown().await
     }
 }
 

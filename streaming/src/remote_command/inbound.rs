@@ -1,8 +1,10 @@
 //! Routes what the client sends to the parts of the session.
 
+use std::sync::Arc;
+
 use tokio::{
     io::AsyncRead,
-    sync::oneshot,
+    sync::Notify,
     time::{Duration, sleep},
 };
 
@@ -29,7 +31,8 @@ pub(super) struct Inbound<IO> {
     pub(super) stdin: Option<Feed>,
     pub(super) resize: ResizeFeed,
     /// Told once when all streams exist.
-    pub(super) complete: Option<oneshot::Sender<()>>,
+    pub(super) complete: Arc<Notify>,
+    pub(super) announced: bool,
     pub(super) keepalive: Duration,
     pub(super) empty_message_ends_stdin: bool,
     pub(super) opened: usize,
@@ -99,18 +102,16 @@ impl<IO: AsyncRead> Inbound<IO> {
         self.outbound.answer(Frame::Accept { stream }).await;
         self.check_complete();
         let all_possible = !self.options.tty || self.streams.get(Role::Resize).is_some();
-        if self.complete.is_none() && all_possible {
+        if self.announced && all_possible {
             self.reader.expect_no_more_streams();
         }
         Ok(())
     }
 
     fn check_complete(&mut self) {
-        if self.streams.complete(self.options)
-            && let Some(complete) = self.complete.take()
-        {
-            // The session has gone if nobody listens.
-            let _ = complete.send(());
+        if !self.announced && self.streams.complete(self.options) {
+            self.announced = true;
+            self.complete.notify_one();
         }
     }
 

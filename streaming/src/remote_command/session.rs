@@ -1,11 +1,11 @@
 //! The life of one session: streams exist, the handler runs, the outcome is delivered.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::oneshot,
+    sync::Notify,
     task::JoinError,
     time::{Instant, sleep_until},
 };
@@ -44,7 +44,7 @@ pub(super) struct Session<IO> {
     limits: Limits,
     activity: Activity,
     status_format: StatusFormat,
-    complete: oneshot::Receiver<()>,
+    complete: Arc<Notify>,
     stdin: Option<Input>,
     resize: Option<ResizeEvents>,
     outputs: Vec<OutputControl>,
@@ -85,7 +85,7 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Session<IO> {
         }
         let (stdin_feed, stdin) = options.stdin.then(|| pipe(limits.input_buffer)).unzip();
         let (resize_feed, resize) = resize_queue();
-        let (complete_sender, complete) = oneshot::channel();
+        let complete = Arc::new(Notify::new());
         let inbound = Inbound {
             reader: Reader::new(read_half, wire, activity.clone()),
             outbound: outbound.clone(),
@@ -93,7 +93,8 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Session<IO> {
             options,
             stdin: stdin_feed,
             resize: resize_feed,
-            complete: Some(complete_sender),
+            complete: Arc::clone(&complete),
+            announced: false,
             keepalive: limits.keepalive,
             empty_message_ends_stdin: limits.empty_message_ends_stdin,
             opened: 0,
@@ -189,23 +190,22 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Session<IO> {
                     *running = None;
                     return End::Outcome(outcome);
                 }
-                complete = &mut self.complete, if handler.is_some() => {
-                    // An error means that the reader is gone, which `departed` reports.
-                    let Some(handler) = handler.take() else { continue };
-                    if complete.is_ok() {
-                        let command = self.start();
-                        *running = Some(AbortOnDropHandle::new(tokio::spawn(handler(command))));
-                    }
+                () = self.complete.notified() => {
+                    self.start(&mut handler, running);
                 }
                 departure = self.connection.departed() => {
                     debug!(?departure, "client left");
-                    match departure {
-                        Departure::Protocol(error) => return End::Protocol(error),
-                        departure if running.is_none() => return End::Left(departure),
-                        departure => {
-                            left = Some((departure, Instant::now() + self.limits.close_barrier));
-                        }
+                    if let Departure::Protocol(error) = departure {
+                        return End::Protocol(error);
                     }
+                    // Streams, input and a Close may have come all at once.
+                    if handler.is_some() && self.streams.complete(self.options) {
+                        self.start(&mut handler, running);
+                    }
+                    if running.is_none() {
+                        return End::Left(departure);
+                    }
+                    left = Some((departure, Instant::now() + self.limits.close_barrier));
                 }
                 () = until(gone_at) => {
                     if let Some((departure, _)) = left.take() {
@@ -220,7 +220,22 @@ impl<IO: AsyncRead + AsyncWrite + Send + 'static> Session<IO> {
         }
     }
 
-    fn start(&mut self) -> RemoteCommand {
+    /// Starts the handler, once.
+    fn start<H, F>(
+        &mut self,
+        handler: &mut Option<H>,
+        running: &mut Option<AbortOnDropHandle<Outcome>>,
+    ) where
+        H: FnOnce(RemoteCommand) -> F + Send,
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        if let Some(handler) = handler.take() {
+            let task = tokio::spawn(handler(self.command()));
+            *running = Some(AbortOnDropHandle::new(task));
+        }
+    }
+
+    fn command(&mut self) -> RemoteCommand {
         let mut output = |wanted: bool, role: Role| {
             let stream = self.streams.get(role).filter(|_| wanted)?;
             let (output, control) = self.outbound.output(stream);
