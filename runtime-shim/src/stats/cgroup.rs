@@ -1,0 +1,262 @@
+//! Both cgroup versions: where their hierarchies are mounted, which file says
+//! what, and how a cgroup is removed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sandman_protocol::v1::Usage;
+
+use super::parse::{keyed, single};
+
+/// The mounted hierarchies of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Hierarchies {
+    /// One for all controllers.
+    V2 { root: PathBuf },
+    /// One a controller. In hybrid mode a version 2 tree without controllers
+    /// stands beside them; it counts only for removal.
+    V1 {
+        cpuacct: PathBuf,
+        memory: PathBuf,
+        pids: Option<PathBuf>,
+        all: Vec<PathBuf>,
+    },
+}
+
+impl Hierarchies {
+    pub(super) fn from_mountinfo(text: &str) -> io::Result<Self> {
+        let mut unified = None;
+        let mut version_1: Vec<(PathBuf, Vec<&str>)> = Vec::new();
+        for line in text.lines() {
+            // "36 35 0:31 / /sys/fs/cgroup/memory rw ... - cgroup cgroup rw,memory"
+            let Some((before, after)) = line.split_once(" - ") else {
+                continue;
+            };
+            let mut after = after.split(' ');
+            let (kind, options) = (after.next(), after.nth(1).unwrap_or_default());
+            let Some(target) = before.split(' ').nth(4).map(unescape) else {
+                continue;
+            };
+            match kind {
+                Some("cgroup2") => unified = unified.or(Some(target)),
+                Some("cgroup") => version_1.push((target, options.split(',').collect())),
+                _ => {}
+            }
+        }
+        let with = |controller: &str| {
+            let found = version_1
+                .iter()
+                .find(|(_, options)| options.contains(&controller));
+            found.map(|(target, _)| target.clone())
+        };
+        if let (Some(cpuacct), Some(memory)) = (with("cpuacct"), with("memory")) {
+            let pids = with("pids");
+            let mut all: Vec<_> = version_1.into_iter().map(|(target, _)| target).collect();
+            all.extend(unified);
+            return Ok(Self::V1 {
+                cpuacct,
+                memory,
+                pids,
+                all,
+            });
+        }
+        let root = unified.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                "no cgroup hierarchy with memory is mounted",
+            )
+        })?;
+        Ok(Self::V2 { root })
+    }
+
+    pub(super) fn usage(&self, path: &Path) -> io::Result<Usage> {
+        match self {
+            Self::V2 { root } => usage_v2(&root.join(path)),
+            Self::V1 {
+                cpuacct,
+                memory,
+                pids,
+                ..
+            } => {
+                let pids = pids.as_ref().map(|root| root.join(path));
+                usage_v1(&cpuacct.join(path), &memory.join(path), pids.as_deref())
+            }
+        }
+    }
+
+    pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
+        let roots = match self {
+            Self::V2 { root } => std::slice::from_ref(root),
+            Self::V1 { all, .. } => all,
+        };
+        roots
+            .iter()
+            .try_for_each(|root| remove_tree(&root.join(path)))
+    }
+}
+
+/// Mount points are written with octal escapes for white space and backslashes.
+fn unescape(text: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, tail)) = rest.split_first() {
+        let octal = tail.get(..3).filter(|_| *byte == b'\\');
+        let code =
+            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        (rest, _) = match code {
+            Some(code) => (&tail[3..], bytes.push(code)),
+            None => (tail, bytes.push(*byte)),
+        };
+    }
+    PathBuf::from(std::ffi::OsString::from(
+        String::from_utf8_lossy(&bytes).into_owned(),
+    ))
+}
+
+/// A missing controller counts nothing; a missing cgroup is an error.
+fn read(path: PathBuf) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        other => other,
+    }
+}
+
+fn usage_v2(path: &Path) -> io::Result<Usage> {
+    fs::metadata(path)?;
+    let cpu = read(path.join("cpu.stat"))?;
+    let stat = read(path.join("memory.stat"))?;
+    let usage = single(&read(path.join("memory.current"))?).unwrap_or_default();
+    let inactive_file = keyed(&stat, "inactive_file").unwrap_or_default();
+    Ok(Usage {
+        cpu_nanos: keyed(&cpu, "usage_usec")
+            .unwrap_or_default()
+            .saturating_mul(1000),
+        memory_working_set_bytes: usage.saturating_sub(inactive_file),
+        memory_usage_bytes: usage,
+        memory_rss_bytes: keyed(&stat, "anon").unwrap_or_default(),
+        swap_bytes: single(&read(path.join("memory.swap.current"))?).unwrap_or_default(),
+        processes: single(&read(path.join("pids.current"))?).unwrap_or_default(),
+    })
+}
+
+fn usage_v1(cpuacct: &Path, memory: &Path, pids: Option<&Path>) -> io::Result<Usage> {
+    fs::metadata(memory)?;
+    let stat = read(memory.join("memory.stat"))?;
+    let usage = single(&read(memory.join("memory.usage_in_bytes"))?).unwrap_or_default();
+    let inactive_file = keyed(&stat, "total_inactive_file").unwrap_or_default();
+    let pids = pids.map_or(Ok(String::new()), |path| read(path.join("pids.current")))?;
+    Ok(Usage {
+        cpu_nanos: single(&read(cpuacct.join("cpuacct.usage"))?).unwrap_or_default(),
+        memory_working_set_bytes: usage.saturating_sub(inactive_file),
+        memory_usage_bytes: usage,
+        memory_rss_bytes: keyed(&stat, "total_rss").unwrap_or_default(),
+        swap_bytes: keyed(&stat, "total_swap").unwrap_or_default(),
+        processes: single(&pids).unwrap_or_default(),
+    })
+}
+
+/// Child cgroups first: a cgroup with children cannot be removed, and its
+/// files cannot be removed at all.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recognises_each_layout() {
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let root = PathBuf::from("/sys/fs/cgroup");
+        assert_eq!(
+            Hierarchies::from_mountinfo(v2).unwrap(),
+            Hierarchies::V2 { root }
+        );
+        let hybrid = "\
+30 23 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw
+32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+33 30 0:29 / /sys/fs/cgroup/my\\040memory rw - cgroup cgroup rw,memory
+";
+        let Hierarchies::V1 {
+            cpuacct,
+            memory,
+            pids,
+            all,
+        } = Hierarchies::from_mountinfo(hybrid).unwrap()
+        else {
+            panic!("not version 1");
+        };
+        assert_eq!(cpuacct, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert_eq!(memory, Path::new("/sys/fs/cgroup/my memory"));
+        assert_eq!((pids, all.len()), (None, 3));
+        assert!(Hierarchies::from_mountinfo("").is_err());
+    }
+
+    #[test]
+    fn reads_both_versions() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pod/container");
+        fs::create_dir_all(&path).unwrap();
+        for (name, content) in [
+            ("cpu.stat", "usage_usec 7\nuser_usec 1\n"),
+            ("memory.current", "1000\n"),
+            (
+                "memory.stat",
+                "anon 300\ninactive_file 400\ntotal_rss 301\ntotal_inactive_file 100\n",
+            ),
+            ("pids.current", "3\n"),
+            ("cpuacct.usage", "9\n"),
+            ("memory.usage_in_bytes", "2000\n"),
+        ] {
+            fs::write(path.join(name), content).unwrap();
+        }
+        let root = folder.path().to_owned();
+        let v2 = Hierarchies::V2 { root: root.clone() };
+        let usage = v2.usage(Path::new("pod/container")).unwrap();
+        assert_eq!(
+            (usage.cpu_nanos, usage.memory_working_set_bytes),
+            (7000, 600)
+        );
+        assert_eq!((usage.memory_rss_bytes, usage.processes), (300, 3));
+
+        let all = vec![root.clone()];
+        let v1 = Hierarchies::V1 {
+            cpuacct: root.clone(),
+            memory: root.clone(),
+            pids: Some(root),
+            all,
+        };
+        let usage = v1.usage(Path::new("pod/container")).unwrap();
+        assert_eq!((usage.cpu_nanos, usage.memory_working_set_bytes), (9, 1900));
+        assert_eq!((usage.memory_rss_bytes, usage.processes), (301, 3));
+        assert!(v1.usage(Path::new("gone")).is_err());
+    }
+
+    #[test]
+    fn removes_children_first() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("pod/a/b")).unwrap();
+        let v2 = Hierarchies::V2 {
+            root: folder.path().to_owned(),
+        };
+        v2.remove(Path::new("pod")).unwrap();
+        v2.remove(Path::new("pod")).unwrap();
+        assert!(!folder.path().join("pod").exists());
+    }
+}
