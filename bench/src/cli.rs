@@ -1,0 +1,144 @@
+//! The command line.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::subject::{Subject, subjects};
+
+/// Measures Sandman, and its peers on the same cluster, in turn.
+#[derive(Debug, Parser)]
+#[command(name = "sandman-bench", version)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) dev: DevArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which dev cluster to use.
+#[derive(Debug, Args)]
+pub(crate) struct DevArgs {
+    /// Folder of the dev cluster [default: that of `hack/dev`].
+    #[arg(long, global = true, env = "SANDMAN_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Hosts of the cluster, if none runs and one must be started [default: that of `hack/dev`].
+    #[arg(long, global = true)]
+    pub(crate) hosts: Option<u8>,
+    /// The program that runs the dev cluster.
+    #[arg(long, global = true, hide = true,
+          default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/dev"))]
+    pub(crate) dev: PathBuf,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create many pods at once: time from create to Ready, and pods a second.
+    Burst(BurstArgs),
+    /// Run `true` in a running pod again and again: time from request to exit status.
+    Exec(ExecArgs),
+}
+
+/// Arguments of `burst`.
+#[derive(Debug, Args)]
+pub(crate) struct BurstArgs {
+    /// Pods created in each round.
+    #[arg(long, default_value = "200")]
+    pub(crate) pods: NonZeroUsize,
+    /// Create requests under way at once.
+    #[arg(long, default_value = "100")]
+    pub(crate) concurrency: NonZeroUsize,
+    /// Seconds in which all pods of a round must be Ready, and again gone.
+    #[arg(long, default_value = "600", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+    #[command(flatten)]
+    pub(crate) comparison: Comparison,
+}
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Commands run in each round, one after the other.
+    #[arg(long, default_value = "200")]
+    pub(crate) count: NonZeroUsize,
+    #[command(flatten)]
+    pub(crate) comparison: Comparison,
+}
+
+/// Whom to measure, and how often.
+#[derive(Debug, Args)]
+pub(crate) struct Comparison {
+    /// Peers to measure beside Sandman: `kubelet`, with containerd and runc, and for `burst` also
+    /// `null`, the virtual node without hosts.
+    #[arg(long = "peer", value_enum, value_delimiter = ',')]
+    peers: Vec<Subject>,
+    /// Measure the peers alone.
+    #[arg(long, requires = "peers")]
+    peers_only: bool,
+    /// Rounds; each subject has its turn in each, and the medians count.
+    #[arg(long, default_value = "3")]
+    pub(crate) rounds: NonZeroUsize,
+}
+
+impl Comparison {
+    /// The subjects, each once, Sandman first.
+    pub(crate) fn subjects(&self) -> Vec<Subject> {
+        subjects(&self.peers, self.peers_only)
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(error) => Err(format!("not a number of seconds: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    fn burst(line: &str) -> Result<BurstArgs, clap::Error> {
+        let words = ["sandman-bench", "burst"]
+            .into_iter()
+            .chain(line.split_whitespace());
+        let Command::Burst(arguments) = Cli::try_parse_from(words)?.command else {
+            panic!("not a burst")
+        };
+        Ok(arguments)
+    }
+
+    #[test]
+    fn peers_are_a_list() {
+        let arguments = burst("--pods 5 --peer null,kubelet").unwrap();
+        assert_eq!(
+            arguments.comparison.subjects(),
+            [Subject::Sandman, Subject::Null, Subject::Kubelet]
+        );
+        assert!(burst("--peer sandman").is_err());
+    }
+
+    #[test]
+    fn nothing_is_measured_zero_times() {
+        for line in [
+            "--pods 0",
+            "--rounds 0",
+            "--concurrency 0",
+            "--deadline 0",
+            "--peers-only",
+        ] {
+            assert!(burst(line).is_err(), "{line}");
+        }
+    }
+}
