@@ -109,7 +109,10 @@ config_path = {hosts}
             (config, content),
             (
                 hosts.join(registry.to_string()).join("hosts.toml"),
-                format!("server = \"http://{registry}\"\n"),
+                // containerd only drops TLS for a host that is listed, not for the default one.
+                format!(
+                    "[host.\"http://{registry}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+                ),
             ),
             (networks.join("10-pods.conflist"), self.peer_network()),
         ];
