@@ -23,6 +23,11 @@ const BLOB_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// the next pull of the image resumes where this one ended.
 const FRUITLESS_ATTEMPTS: u32 = 3;
 
+/// Waiting for an ingest that is locked.
+const LOCKED_PAUSE: Duration = Duration::from_millis(50);
+const LOCKED_LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LOCKED_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A blob that an image consists of.
 #[derive(Clone, Debug)]
 pub(super) struct Blob {
@@ -30,6 +35,11 @@ pub(super) struct Blob {
     pub(super) size: u64,
     /// Set when the blob is committed.
     pub(super) labels: Labels,
+}
+
+/// Name of a blob's ingest: the same for every pull, so that each can resume it.
+fn reference(blob: &Blob) -> String {
+    format!("sandman-{}", blob.digest)
 }
 
 /// The label by which containerd remembers where a blob came from.
@@ -127,18 +137,27 @@ async fn fetch(
             fruitless = 0;
         }
         reached = Some(writer.offset);
-        match copy(session, blob, &mut writer).await {
-            Ok(()) => return writer.commit().await,
+        let copied = match copy(session, blob, &mut writer).await {
+            Ok(()) => writer.commit().await,
             Err(error @ PullError::Unreachable { .. }) => {
                 writer.close().await;
                 fruitless += 1;
-                if fruitless >= FRUITLESS_ATTEMPTS {
-                    return Err(error);
+                if fruitless < FRUITLESS_ATTEMPTS {
+                    tracing::debug!(digest = blob.digest, %error, "blob transfer broke; resuming");
+                    continue;
                 }
-                tracing::debug!(digest = blob.digest, %error, "blob transfer broke; resuming");
+                return Err(error);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                writer.close().await;
+                Err(error)
+            }
+        };
+        if let Err(PullError::Malformed(_)) = &copied {
+            // Nothing of it is worth resuming.
+            store.abort_write(&reference(blob)).await;
         }
+        return copied;
     }
 }
 
@@ -195,8 +214,36 @@ struct Writer {
 impl Writer {
     /// `None` when the blob is there already.
     async fn open(store: &Containerd, name: &Name, blob: &Blob) -> Result<Option<Self>, PullError> {
+        let opened = async {
+            let mut pause = LOCKED_PAUSE;
+            loop {
+                match Self::try_open(store, name, blob).await {
+                    // The writer of a pull that was given up: containerd lets
+                    // go of it soon, but tells nobody.
+                    Err(status) if is_locked(&status) => {
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(LOCKED_LONGEST_PAUSE);
+                    }
+                    other => return other,
+                }
+            }
+        };
+        match tokio::time::timeout(LOCKED_TIMEOUT, opened).await {
+            Ok(opened) => opened.map_err(PullError::containerd("content write")),
+            Err(_) => Err(PullError::Containerd {
+                what: "content write",
+                why: format!("{} is being written by somebody else", blob.digest),
+            }),
+        }
+    }
+
+    async fn try_open(
+        store: &Containerd,
+        name: &Name,
+        blob: &Blob,
+    ) -> Result<Option<Self>, Status> {
         let (messages, receiver) = mpsc::channel(4);
-        let reference = format!("sandman-{}", blob.digest);
+        let reference = reference(blob);
         let open = WriteContentRequest {
             action: WriteAction::Stat.into(),
             r#ref: reference.clone(),
@@ -206,7 +253,7 @@ impl Writer {
         };
         // The channel is empty and has room: this cannot wait.
         let sent = messages.send(open).await;
-        sent.map_err(|_| PullError::Malformed("content stream closed".to_owned()))?;
+        sent.map_err(|_| Status::internal("content stream closed"))?;
         let answers = store
             .write(ReceiverStream::new(receiver), BLOB_TIMEOUT)
             .await;
@@ -217,7 +264,7 @@ impl Writer {
         let (answer, answers) = match first {
             Ok(first) => first,
             Err(status) if status.code() == Code::AlreadyExists => return Ok(None),
-            Err(status) => return Err(PullError::containerd("content write")(status)),
+            Err(status) => return Err(status),
         };
         let offset = answer.map_or(0, |answer| u64::try_from(answer.offset).unwrap_or(0));
         let source = (source_label(name), name.repository().to_owned());
@@ -296,6 +343,10 @@ impl Writer {
             None => Err(Status::unavailable("content stream ended")),
         }
     }
+}
+
+fn is_locked(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.message().contains("locked")
 }
 
 fn signed(size: u64) -> i64 {

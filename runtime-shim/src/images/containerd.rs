@@ -53,7 +53,15 @@ impl Containerd {
         &self.snapshotter
     }
 
-    fn request<T>(&self, message: T, timeout: Duration) -> Request<T> {
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    pub(super) fn lease_id(&self) -> Option<&str> {
+        self.lease.as_ref()?.to_str().ok()
+    }
+
+    pub(super) fn request<T>(&self, message: T, timeout: Duration) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(timeout);
         let metadata = request.metadata_mut();
@@ -79,7 +87,7 @@ impl Containerd {
             id: id.clone(),
             labels: labels.into(),
         };
-        let mut client = api::leases_client::LeasesClient::new(self.channel.clone());
+        let mut client = api::leases_client::LeasesClient::new(self.channel());
         client.create(self.request(message, CALL_TIMEOUT)).await?;
         let lease = id
             .parse()
@@ -99,7 +107,7 @@ impl Containerd {
             id: id.to_owned(),
             sync: false,
         };
-        let mut client = api::leases_client::LeasesClient::new(self.channel.clone());
+        let mut client = api::leases_client::LeasesClient::new(self.channel());
         if let Err(status) = client.delete(self.request(message, CALL_TIMEOUT)).await {
             tracing::debug!(lease = id, %status, "lease not deleted; it will expire");
         }
@@ -117,7 +125,7 @@ impl Containerd {
     }
 
     async fn hold(&self, kind: String, id: &str) -> Result<(), Status> {
-        let Some(lease) = self.lease.as_ref().and_then(|lease| lease.to_str().ok()) else {
+        let Some(lease) = self.lease_id() else {
             return Ok(());
         };
         let resource = api::Resource {
@@ -128,7 +136,7 @@ impl Containerd {
             id: lease.to_owned(),
             resource: Some(resource),
         };
-        let mut client = api::leases_client::LeasesClient::new(self.channel.clone());
+        let mut client = api::leases_client::LeasesClient::new(self.channel());
         client
             .add_resource(self.request(message, CALL_TIMEOUT))
             .await
@@ -142,7 +150,7 @@ impl Containerd {
         let message = api::InfoRequest {
             digest: digest.to_owned(),
         };
-        let mut client = api::content_client::ContentClient::new(self.channel.clone());
+        let mut client = api::content_client::ContentClient::new(self.channel());
         let answer = client.info(self.request(message, CALL_TIMEOUT)).await;
         Ok(absent_as_none(answer)?.and_then(|answer| answer.into_inner().info))
     }
@@ -159,7 +167,7 @@ impl Containerd {
             info: Some(info),
             update_mask: Some(FieldMask { paths }),
         };
-        let mut client = api::content_client::ContentClient::new(self.channel.clone());
+        let mut client = api::content_client::ContentClient::new(self.channel());
         client
             .update(self.request(message, CALL_TIMEOUT))
             .await
@@ -184,7 +192,7 @@ impl Containerd {
             digest: digest.to_owned(),
             ..Default::default()
         };
-        let mut client = api::content_client::ContentClient::new(self.channel.clone());
+        let mut client = api::content_client::ContentClient::new(self.channel());
         let answer = client.read(self.request(message, CALL_TIMEOUT)).await;
         let Some(answer) = absent_as_none(answer)? else {
             return Ok(None);
@@ -208,11 +216,22 @@ impl Containerd {
         messages: tokio_stream::wrappers::ReceiverStream<api::WriteContentRequest>,
         timeout: Duration,
     ) -> Result<tonic::Streaming<api::WriteContentResponse>, Status> {
-        let mut client = api::content_client::ContentClient::new(self.channel.clone());
+        let mut client = api::content_client::ContentClient::new(self.channel());
         Ok(client
             .write(self.request(messages, timeout))
             .await?
             .into_inner())
+    }
+
+    /// Drops what was written of a blob. Failing to is harmless: ingests expire.
+    pub(super) async fn abort_write(&self, reference: &str) {
+        let message = api::AbortRequest {
+            r#ref: reference.to_owned(),
+        };
+        let mut client = api::content_client::ContentClient::new(self.channel());
+        if let Err(status) = client.abort(self.request(message, CALL_TIMEOUT)).await {
+            tracing::debug!(reference, %status, "ingest not dropped");
+        }
     }
 
     // --- snapshots and diff
@@ -223,7 +242,7 @@ impl Containerd {
             snapshotter: self.snapshotter.clone(),
             key: name.to_owned(),
         };
-        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel.clone());
+        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel());
         let answer = absent_as_none(client.stat(self.request(message, CALL_TIMEOUT)).await)?;
         let info = answer.and_then(|answer| answer.into_inner().info);
         Ok(info.is_some_and(|info| info.kind() == snap::Kind::Committed))
@@ -236,7 +255,7 @@ impl Containerd {
             parent: parent.to_owned(),
             labels: Labels::new(),
         };
-        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel.clone());
+        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel());
         let answer = client.prepare(self.request(message, CALL_TIMEOUT)).await?;
         Ok(answer.into_inner().mounts)
     }
@@ -249,7 +268,7 @@ impl Containerd {
             key: key.to_owned(),
             labels: Labels::new(),
         };
-        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel.clone());
+        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel());
         match client.commit(self.request(message, CALL_TIMEOUT)).await {
             Ok(_) => Ok(()),
             Err(status) if status.code() == Code::AlreadyExists => {
@@ -266,7 +285,7 @@ impl Containerd {
             snapshotter: self.snapshotter.clone(),
             key: key.to_owned(),
         };
-        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel.clone());
+        let mut client = snap::snapshots_client::SnapshotsClient::new(self.channel());
         if let Err(status) = client.remove(self.request(message, CALL_TIMEOUT)).await {
             tracing::debug!(key, %status, "snapshot not removed; it goes with its lease");
         }
@@ -283,7 +302,7 @@ impl Containerd {
             mounts,
             ..Default::default()
         };
-        let mut client = api::diff_client::DiffClient::new(self.channel.clone());
+        let mut client = api::diff_client::DiffClient::new(self.channel());
         let answer = client.apply(self.request(message, APPLY_TIMEOUT)).await?;
         Ok(answer.into_inner().applied.unwrap_or_default().digest)
     }
@@ -294,13 +313,13 @@ impl Containerd {
         let message = api::GetImageRequest {
             name: name.to_owned(),
         };
-        let mut client = api::images_client::ImagesClient::new(self.channel.clone());
+        let mut client = api::images_client::ImagesClient::new(self.channel());
         let answer = client.get(self.request(message, CALL_TIMEOUT)).await;
         Ok(absent_as_none(answer)?.and_then(|answer| answer.into_inner().image))
     }
 
     pub(super) async fn images(&self) -> Result<Vec<api::Image>, Status> {
-        let mut client = api::images_client::ImagesClient::new(self.channel.clone());
+        let mut client = api::images_client::ImagesClient::new(self.channel());
         let message = api::ListImagesRequest::default();
         Ok(client
             .list(self.request(message, CALL_TIMEOUT))
@@ -311,7 +330,7 @@ impl Containerd {
 
     /// Makes the image record be this one.
     pub(super) async fn put_image(&self, image: api::Image) -> Result<(), Status> {
-        let mut client = api::images_client::ImagesClient::new(self.channel.clone());
+        let mut client = api::images_client::ImagesClient::new(self.channel());
         let message = api::CreateImageRequest {
             image: Some(image.clone()),
             source_date_epoch: None,

@@ -169,6 +169,16 @@ pub(super) fn configuration(
             manifest.layers().len()
         )));
     }
+    if !config
+        .rootfs()
+        .diff_ids()
+        .iter()
+        .all(|diff_id| is_sha256(diff_id))
+    {
+        return Err(PullError::Malformed(
+            "the image's configuration has a diff id that is no sha256 digest".to_owned(),
+        ));
+    }
     if config.architecture().to_string() != architecture() {
         return Err(PullError::Malformed(format!(
             "no match for platform linux/{}: the image is for {}",

@@ -13,8 +13,11 @@ use tonic::transport::Channel;
 
 mod blobs;
 mod containerd;
+mod documents;
 mod error;
 mod flight;
+mod layers;
+mod local;
 mod manifest;
 mod pull;
 mod reference;
@@ -24,7 +27,8 @@ use self::containerd::Containerd;
 pub use self::error::ImageError;
 use self::error::PullError;
 use self::flight::Flights;
-use self::pull::{Local, Shared};
+use self::layers::Shared;
+use self::local::Local;
 use self::reference::Name;
 use self::registry::{Credential, CredentialHash, Registries};
 
@@ -233,7 +237,8 @@ impl Images {
             .images()
             .await
             .map_err(|status| ImageError::inspect("*", &status.message()))?;
-        let mut by_digest: BTreeMap<String, (Vec<String>, pull::Record)> = BTreeMap::new();
+        let mut by_digest: BTreeMap<String, (Vec<String>, containerd_client::services::v1::Image)> =
+            BTreeMap::new();
         for record in records {
             let Some(target) = &record.target else {
                 continue;
@@ -247,7 +252,7 @@ impl Images {
         let mut images = Vec::with_capacity(by_digest.len());
         for (mut names, record) in by_digest.into_values() {
             names.sort();
-            match pull::size(store, &record).await {
+            match local::size(store, &record).await {
                 Ok(Some(size_bytes)) => images.push(v1::Image { names, size_bytes }),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(image = names[0], %error, "image left out of list"),
@@ -270,7 +275,7 @@ impl Inner {
     async fn local(&self, name: &Name) -> Result<Option<Local>, PullError> {
         let record = self.store.image(&name.canonical()).await;
         match record.map_err(PullError::containerd("image get"))? {
-            Some(record) => pull::local(&self.store, &self.shared, &record).await,
+            Some(record) => local::find(&self.store, &self.shared, &record).await,
             None => Ok(None),
         }
     }
@@ -338,3 +343,6 @@ fn image(name: &Name, local: &Local, pulled: Option<Pulled>) -> Image {
         pulled,
     }
 }
+
+#[cfg(test)]
+mod tests;

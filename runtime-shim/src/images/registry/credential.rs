@@ -4,11 +4,11 @@
 use sandman_protocol::v1;
 use sha2::{Digest as _, Sha256};
 
-use super::super::reference::Name;
+use crate::images::reference::Name;
 
 /// What a registry is shown.
 #[derive(Clone, PartialEq, Eq)]
-pub(in super::super) enum Credential {
+pub(in crate::images) enum Credential {
     /// User name and password.
     Password {
         /// User name.
@@ -29,11 +29,11 @@ impl std::fmt::Debug for Credential {
 
 /// Identifies a credential for one registry within this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct CredentialHash([u8; 32]);
+pub(in crate::images) struct CredentialHash([u8; 32]);
 
 impl Credential {
     /// The credential of a configuration or of a pod, if there is any in it.
-    pub(in super::super) fn new(
+    pub(in crate::images) fn new(
         username: &str,
         password: &str,
         identity_token: &str,
@@ -48,7 +48,7 @@ impl Credential {
 
     /// `salt` is random and never leaves the process, so a hash says nothing
     /// about a weak password.
-    pub(in super::super) fn hash(&self, salt: &[u8; 16]) -> CredentialHash {
+    pub(in crate::images) fn hash(&self, salt: &[u8; 16]) -> CredentialHash {
         let mut hasher = Sha256::new();
         hasher.update(salt);
         let parts: [&str; 3] = match self {
@@ -64,7 +64,7 @@ impl Credential {
 }
 
 /// The credentials that are for this image, in the given order.
-pub(in super::super) fn matching(name: &Name, all: &[v1::RegistryCredential]) -> Vec<Credential> {
+pub(in crate::images) fn matching(name: &Name, all: &[v1::RegistryCredential]) -> Vec<Credential> {
     all.iter()
         .filter(|credential| covers(&credential.registry, name))
         .filter_map(|credential| {
