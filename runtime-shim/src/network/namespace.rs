@@ -81,9 +81,7 @@ impl Pins {
         let host = Socket::route()?;
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
         nix::unistd::sethostname(hostname)?;
-        // As containerd's CRI does by default: a pod's own ports and pings need no privilege.
-        fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
-        fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+        sysctls()?;
 
         let mut pod = Socket::route()?;
         let loopback = pod
@@ -128,6 +126,18 @@ impl Pins {
         }
         ignore_missing(fs::remove_dir(&self.folder))
     }
+}
+
+/// Settings of a pod's own network namespace, the current one.
+fn sysctls() -> io::Result<()> {
+    // As containerd's CRI does by default: a pod's own ports and pings need no privilege.
+    fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+    fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+    // No link-local IPv6 address; absent on a kernel without IPv6.
+    ignore_missing(fs::write(
+        "/proc/sys/net/ipv6/conf/default/addr_gen_mode",
+        "1",
+    ))
 }
 
 fn ignore_missing(result: io::Result<()>) -> io::Result<()> {

@@ -43,14 +43,13 @@ pub(super) fn connect(inside: Inside<'_>, uid: &str, address: Ipv4Addr) -> io::R
     let name = link_name(uid);
     host.create_veth(&VethPair {
         name: &name,
-        alias: uid,
         mac: HOST_MAC,
         peer_name: POD_LINK,
         peer_mac: pod_mac(address),
         peer_namespace: namespace,
     })?;
     pod_end(&mut pod, address)?;
-    host_end(&mut host, &name, address)
+    host_end(&mut host, &name, uid, address)
 }
 
 fn pod_end(pod: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
@@ -69,10 +68,11 @@ fn pod_end(pod: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
     })
 }
 
-fn host_end(host: &mut Socket, name: &str, address: Ipv4Addr) -> io::Result<()> {
+fn host_end(host: &mut Socket, name: &str, uid: &str, address: Ipv4Addr) -> io::Result<()> {
     let link = host
         .link(name)?
         .ok_or_else(|| io::Error::other(format!("link {name} vanished")))?;
+    host.mark(link.index, uid)?;
     host.set_up(link.index)?;
     host.add_neighbour(link.index, address, pod_mac(address))?;
     host.put_route(&Route {

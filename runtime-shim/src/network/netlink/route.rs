@@ -39,7 +39,6 @@ pub(in crate::network) struct Link {
 /// A veth pair whose far end is born in another namespace.
 pub(in crate::network) struct VethPair<'a> {
     pub(in crate::network) name: &'a str,
-    pub(in crate::network) alias: &'a str,
     pub(in crate::network) mac: [u8; 6],
     pub(in crate::network) peer_name: &'a str,
     pub(in crate::network) peer_mac: [u8; 6],
@@ -60,25 +59,16 @@ pub(in crate::network) struct Route {
 impl Socket {
     /// Makes the pair; fails if the name is taken.
     pub(in crate::network) fn create_veth(&mut self, pair: &VethPair<'_>) -> io::Result<()> {
-        // No IPv6 address comes by itself: pods have none, and a link-local one
-        // would be a way around rules made for IPv4.
-        let no_ipv6 = || {
-            let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
-            LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])])
-        };
         let mut peer = LinkMessage::default();
         peer.attributes = vec![
             LinkAttribute::IfName(pair.peer_name.to_owned()),
             LinkAttribute::Address(pair.peer_mac.to_vec()),
             LinkAttribute::NetNsFd(pair.peer_namespace.as_raw_fd()),
-            no_ipv6(),
         ];
         let mut message = LinkMessage::default();
         message.attributes = vec![
             LinkAttribute::IfName(pair.name.to_owned()),
-            LinkAttribute::IfAlias(pair.alias.to_owned()),
             LinkAttribute::Address(pair.mac.to_vec()),
-            no_ipv6(),
             LinkAttribute::LinkInfo(vec![
                 LinkInfo::Kind(InfoKind::Veth),
                 LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
@@ -88,6 +78,25 @@ impl Socket {
             RouteNetlinkMessage::NewLink(message),
             NLM_F_CREATE | NLM_F_EXCL,
         )
+    }
+
+    /// Names the pod that a link is for, and keeps IPv6 addresses from coming
+    /// by themselves. Before [`Self::set_up`], which would give one.
+    pub(in crate::network) fn mark(&mut self, index: u32, alias: &str) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes = vec![LinkAttribute::IfAlias(alias.to_owned())];
+        let plain = RouteNetlinkMessage::SetLink(message.clone());
+        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        let no_ipv6 = vec![AfSpecUnspec::Inet6(vec![mode])];
+        message
+            .attributes
+            .push(LinkAttribute::AfSpecUnspec(no_ipv6));
+        match self.call(RouteNetlinkMessage::SetLink(message), 0) {
+            // A kernel without IPv6 has nothing to be kept from.
+            Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => self.call(plain, 0),
+            other => other,
+        }
     }
 
     /// Sets a link up.
