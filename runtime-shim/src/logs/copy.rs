@@ -39,7 +39,10 @@ impl Runtime {
             // Ends when the sender is dropped; nothing is ever sent.
             let _ = runtime.block_on(stopped);
         })?;
-        Ok(Self { handle, _stop: stop })
+        Ok(Self {
+            handle,
+            _stop: stop,
+        })
     }
 
     /// Starts a copy; the receiver is told, by value or by drop, when it ended.
@@ -54,7 +57,12 @@ impl Runtime {
         let _context = self.handle.enter();
         let stdout = open(stdout)?;
         let stderr = stderr.map(open).transpose()?;
-        let copy = Copy { writer, stdout: Some(stdout), stderr, failing: false };
+        let copy = Copy {
+            writer,
+            stdout: Some(stdout),
+            stderr,
+            failing: false,
+        };
         let (done, ended) = oneshot::channel();
         self.handle.spawn(async move {
             copy.run(finish).await;
@@ -91,13 +99,13 @@ impl Copy {
                     return;
                 }
             };
-            self.read_once(stream);
+            self.take(stream, pipe::Receiver::try_read);
         }
     }
 
     fn read_rest(&mut self, stream: Stream) {
         for _ in 0..LAST_READS {
-            if !self.read_once(stream) {
+            if !self.take(stream, read_now) {
                 break;
             }
         }
@@ -107,11 +115,17 @@ impl Copy {
         }
     }
 
-    /// Reads what is there; false if there is nothing more for now.
-    fn read_once(&mut self, stream: Stream) -> bool {
+    /// Takes what one read brings; false if there is nothing more for now.
+    fn take(
+        &mut self,
+        stream: Stream,
+        read: impl FnOnce(&pipe::Receiver, &mut [u8]) -> io::Result<usize>,
+    ) -> bool {
         BUFFER.with_borrow_mut(|buffer| {
-            let Some(pipe) = self.pipe(stream) else { return false };
-            match pipe.try_read(buffer) {
+            let Some(pipe) = self.pipe(stream) else {
+                return false;
+            };
+            match read(pipe, buffer) {
                 Ok(0) => {
                     *self.pipe(stream) = None;
                     let ended = self.writer.end(stream);
@@ -160,4 +174,9 @@ async fn readable(pipe: Option<&pipe::Receiver>) {
         Some(pipe) => drop(pipe.readable().await),
         None => std::future::pending().await,
     }
+}
+
+/// Reads without regard to readiness, of which the runtime may not know yet.
+fn read_now(pipe: &pipe::Receiver, buffer: &mut [u8]) -> io::Result<usize> {
+    nix::unistd::read(pipe, buffer).map_err(io::Error::from)
 }

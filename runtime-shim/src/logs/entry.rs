@@ -74,7 +74,12 @@ pub(super) fn parse(line: &[u8]) -> Option<Entry<'_>> {
         b"F" => false,
         _ => return None,
     };
-    Some(Entry { time, stream, partial, text: parts.next().unwrap_or_default() })
+    Some(Entry {
+        time,
+        stream,
+        partial,
+        text: parts.next().unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]
@@ -85,16 +90,31 @@ mod tests {
     fn entries_survive_writing_and_reading() {
         let time: Timestamp = "2026-11-29T12:00:00.5Z".parse().unwrap();
         let mut line = Vec::new();
-        append(&mut line, &format_time(time), Stream::Stderr, true, b"a \xff b");
+        append(
+            &mut line,
+            &format_time(time),
+            Stream::Stderr,
+            true,
+            b"a \xff b",
+        );
         assert_eq!(line, b"2026-11-29T12:00:00.500000000Z stderr P a \xff b\n");
         let entry = parse(&line[..line.len() - 1]).unwrap();
-        let expected = Entry { time, stream: Stream::Stderr, partial: true, text: b"a \xff b" };
+        let expected = Entry {
+            time,
+            stream: Stream::Stderr,
+            partial: true,
+            text: b"a \xff b",
+        };
         assert_eq!(entry, expected);
     }
 
     #[test]
     fn accepts_tags_and_refuses_the_rest() {
-        assert!(!parse(b"2026-11-29T12:00:00Z stdout F:x:y text").unwrap().partial);
+        assert!(
+            !parse(b"2026-11-29T12:00:00Z stdout F:x:y text")
+                .unwrap()
+                .partial
+        );
         assert_eq!(parse(b"2026-11-29T12:00:00Z stdout F ").unwrap().text, b"");
         for line in [
             &b""[..],

@@ -24,7 +24,10 @@ pub(super) struct FileId {
 impl FileId {
     pub(super) fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
     }
 }
 
@@ -72,7 +75,9 @@ impl Files {
             else {
                 continue;
             };
-            let Ok(attempt) = attempt.parse() else { continue };
+            let Ok(attempt) = attempt.parse() else {
+                continue;
+            };
             match rest.strip_prefix('.').map(str::parse) {
                 None if rest.is_empty() => entries.push((attempt, None)),
                 Some(Ok(sequence)) => entries.push((attempt, Some(sequence))),
@@ -86,7 +91,11 @@ impl Files {
     pub(super) fn rotate(&self, keep: usize) -> io::Result<()> {
         let sequences = self.sequences()?;
         let next = sequences.last().map_or(1, |last| last + 1);
-        fs::rename(self.current(), self.rotated(next))?;
+        match fs::rename(self.current(), self.rotated(next)) {
+            // Somebody tidied up: a new current file is all it takes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
         let excess = (sequences.len() + 1).saturating_sub(keep);
         for sequence in sequences.iter().take(excess) {
             remove_file(self.rotated(*sequence))?;
@@ -126,8 +135,13 @@ impl Files {
     pub(super) fn remove_attempts_before(&self, oldest: u32) -> io::Result<()> {
         for (attempt, sequence) in self.entries()? {
             if attempt < oldest {
-                let files = Self { folder: self.folder.clone(), attempt };
-                remove_file(sequence.map_or_else(|| files.current(), |number| files.rotated(number)))?;
+                let files = Self {
+                    folder: self.folder.clone(),
+                    attempt,
+                };
+                remove_file(
+                    sequence.map_or_else(|| files.current(), |number| files.rotated(number)),
+                )?;
             }
         }
         Ok(())
@@ -155,7 +169,10 @@ pub(super) fn check_name(name: &str) -> io::Result<()> {
     if !name.is_empty() && name.len() <= 253 && !name.starts_with('.') && name.bytes().all(fits) {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a log")))
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("{name:?} is no name of a log"),
+    ))
 }
 
 #[cfg(test)]

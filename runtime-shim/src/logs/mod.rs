@@ -71,8 +71,15 @@ impl LogStore {
         let root = data_dir.join("logs");
         std::fs::create_dir_all(&root)?;
         let copies = copy::Runtime::new()?;
-        let inner = Inner { root, limits, copies, bells: Mutex::default() };
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Inner {
+            root,
+            limits,
+            copies,
+            bells: Mutex::default(),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// Starts to copy the FIFOs of a container into its log; `stderr` is absent
@@ -113,7 +120,10 @@ impl LogStore {
     pub async fn tail_for_message(&self, id: &LogId) -> String {
         let files = self.files(id);
         let read = tokio::task::spawn_blocking(move || {
-            let query = Query { tail_lines: Some(MESSAGE_LINES), ..Query::default() };
+            let query = Query {
+                tail_lines: Some(MESSAGE_LINES),
+                ..Query::default()
+            };
             let mut cursor = read::Cursor::open(files?, query)?;
             let mut text = Vec::new();
             while let read::Progress::Data(chunk) = cursor.advance()? {
@@ -156,12 +166,19 @@ impl LogStore {
     fn files(&self, id: &LogId) -> io::Result<Files> {
         files::check_name(&id.uid)?;
         files::check_name(&id.container)?;
-        Ok(Files::new(self.inner.root.join(&id.uid).join(&id.container), id.attempt))
+        Ok(Files::new(
+            self.inner.root.join(&id.uid).join(&id.container),
+            id.attempt,
+        ))
     }
 
     /// The bell that rings when the log grew.
     fn bell(&self, id: &LogId) -> Arc<watch::Sender<()>> {
-        let mut bells = self.inner.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bells = self
+            .inner
+            .bells
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(bell) = bells.get(id).and_then(Weak::upgrade) {
             return bell;
         }
@@ -191,7 +208,9 @@ impl ContainerLog {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ impl Query {
             follow: request.follow,
             timestamps: request.timestamps,
             tail_lines: request.tail_lines,
-            since: request.since.and_then(|since| Timestamp::new(since.seconds, since.nanos).ok()),
+            since: request
+                .since
+                .and_then(|since| Timestamp::new(since.seconds, since.nanos).ok()),
             limit_bytes: request.limit_bytes,
             stream: request.stream(),
         }
@@ -44,7 +46,11 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn new(query: Query) -> Self {
         let left = query.limit_bytes.unwrap_or(u64::MAX);
-        Self { query, left, at_line_start: true }
+        Self {
+            query,
+            left,
+            at_line_start: true,
+        }
     }
 
     /// The limit is reached: nothing more will come.
@@ -54,8 +60,17 @@ impl Output {
 
     /// Appends one line of the file to `out`, if it is an entry that was asked for.
     pub(super) fn line(&mut self, line: &[u8], out: &mut Vec<u8>) {
-        let Some(Entry { time, stream, partial, text }) = entry::parse(line) else { return };
-        if !stream.matches(self.query.stream) || self.query.since.is_some_and(|since| time < since) {
+        let Some(Entry {
+            time,
+            stream,
+            partial,
+            text,
+        }) = entry::parse(line)
+        else {
+            return;
+        };
+        if !stream.matches(self.query.stream) || self.query.since.is_some_and(|since| time < since)
+        {
             return;
         }
         if self.query.timestamps && self.at_line_start {
@@ -70,7 +85,9 @@ impl Output {
     }
 
     fn put(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        let fits = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let fits = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
         out.extend_from_slice(&bytes[..fits]);
         self.left -= fits as u64;
     }
@@ -103,7 +120,10 @@ mod tests {
 
     #[test]
     fn timestamps_stand_at_the_start_of_logical_lines() {
-        let query = Query { timestamps: true, ..Query::default() };
+        let query = Query {
+            timestamps: true,
+            ..Query::default()
+        };
         let expected =
             "2026-11-29T12:00:00.000000000Z one\n2026-11-29T12:00:01.000000000Z two parts\n";
         assert_eq!(output(query), expected);
@@ -112,18 +132,45 @@ mod tests {
     #[test]
     fn filters_by_time_and_stream() {
         let since = Some("2026-11-29T12:00:01Z".parse().unwrap());
-        assert_eq!(output(Query { since, ..Query::default() }), "two parts\n");
+        assert_eq!(
+            output(Query {
+                since,
+                ..Query::default()
+            }),
+            "two parts\n"
+        );
         let stream = LogStream::Stdout;
-        assert_eq!(output(Query { stream, ..Query::default() }), "one\n");
+        assert_eq!(
+            output(Query {
+                stream,
+                ..Query::default()
+            }),
+            "one\n"
+        );
         let stream = LogStream::Stderr;
-        assert_eq!(output(Query { stream, ..Query::default() }), "two parts\n");
+        assert_eq!(
+            output(Query {
+                stream,
+                ..Query::default()
+            }),
+            "two parts\n"
+        );
     }
 
     #[test]
     fn the_limit_counts_timestamps_and_cuts_anywhere() {
-        let query =
-            Query { timestamps: true, limit_bytes: Some(34), ..Query::default() };
+        let query = Query {
+            timestamps: true,
+            limit_bytes: Some(34),
+            ..Query::default()
+        };
         assert_eq!(output(query), "2026-11-29T12:00:00.000000000Z one");
-        assert_eq!(output(Query { limit_bytes: Some(6), ..Query::default() }), "one\ntw");
+        assert_eq!(
+            output(Query {
+                limit_bytes: Some(6),
+                ..Query::default()
+            }),
+            "one\ntw"
+        );
     }
 }

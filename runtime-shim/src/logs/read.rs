@@ -69,7 +69,11 @@ impl Cursor {
         let mut out = Vec::new();
         loop {
             if self.output.is_full() {
-                return Ok(if out.is_empty() { Progress::Full } else { Progress::Data(out.into()) });
+                return Ok(if out.is_empty() {
+                    Progress::Full
+                } else {
+                    Progress::Data(out.into())
+                });
             }
             let length = match &mut self.current {
                 Some(file) => file.read(&mut self.buffer)?,
@@ -78,7 +82,11 @@ impl Cursor {
             if length > 0 {
                 self.take(length, &mut out);
             } else if !self.next_file()? {
-                return Ok(if out.is_empty() { Progress::AtEnd } else { Progress::Data(out.into()) });
+                return Ok(if out.is_empty() {
+                    Progress::AtEnd
+                } else {
+                    Progress::Data(out.into())
+                });
             }
             if out.len() >= READ_BYTES {
                 return Ok(Progress::Data(out.into()));
@@ -147,7 +155,13 @@ pub(super) fn stream(
     let start = async move {
         let opened = blocking(move || Cursor::open(files?, query)).await;
         let first = match opened {
-            Ok(cursor) => Ok(Reader { cursor, follow, ring, running, _bell: bell }),
+            Ok(cursor) => Ok(Reader {
+                cursor,
+                follow,
+                ring,
+                running,
+                _bell: bell,
+            }),
             Err(error) => Err(error),
         };
         stream::unfold(Some(first), |reader| async move {

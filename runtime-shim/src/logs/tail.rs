@@ -63,9 +63,14 @@ mod tests {
     #[test]
     fn counts_back_over_files() {
         let files = files(&["a\nb\n", "", "c\nd\n"]);
-        for (lines, expected) in
-            [(0, (2, 4)), (1, (2, 2)), (2, (2, 0)), (3, (0, 2)), (4, (0, 0)), (9, (0, 0))]
-        {
+        for (lines, expected) in [
+            (0, (2, 4)),
+            (1, (2, 2)),
+            (2, (2, 0)),
+            (3, (0, 2)),
+            (4, (0, 0)),
+            (9, (0, 0)),
+        ] {
             assert_eq!(start(&files, lines).unwrap(), expected, "{lines}");
         }
         assert_eq!(start(&[], 3).unwrap(), (0, 0));

@@ -21,8 +21,19 @@ struct Fixture {
 impl Fixture {
     fn new(max_bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = LogStore::new(folder.path(), LogLimits { max_bytes, max_files: 5 }).unwrap();
-        let id = LogId { uid: "uid".to_owned(), container: "main".to_owned(), attempt: 0 };
+        let store = LogStore::new(
+            folder.path(),
+            LogLimits {
+                max_bytes,
+                max_files: 5,
+            },
+        )
+        .unwrap();
+        let id = LogId {
+            uid: "uid".to_owned(),
+            container: "main".to_owned(),
+            attempt: 0,
+        };
         Self { folder, store, id }
     }
 
@@ -55,7 +66,10 @@ async fn collect(stream: BoxStream<'static, io::Result<Bytes>>) -> String {
 async fn output_of_both_streams_is_kept() {
     let fixture = Fixture::new(1 << 20);
     let (stdout, stderr) = (fixture.fifo("stdout"), fixture.fifo("stderr"));
-    let log = fixture.store.start(&fixture.id, &stdout, Some(&stderr)).unwrap();
+    let log = fixture
+        .store
+        .start(&fixture.id, &stdout, Some(&stderr))
+        .unwrap();
     std::fs::write(&stdout, "out 1\nout 2").unwrap();
     std::fs::write(&stderr, "err\n").unwrap();
     log.finish().await;
@@ -63,7 +77,10 @@ async fn output_of_both_streams_is_kept() {
         stream: stream.into(),
         ..Default::default()
     };
-    assert_eq!(fixture.read(request(v1::LogStream::Stdout)).await, "out 1\nout 2\n");
+    assert_eq!(
+        fixture.read(request(v1::LogStream::Stdout)).await,
+        "out 1\nout 2\n"
+    );
     assert_eq!(fixture.read(request(v1::LogStream::Stderr)).await, "err\n");
     assert_eq!(fixture.store.tail_for_message(&fixture.id).await.len(), 16);
 }
@@ -75,12 +92,21 @@ async fn tail_since_and_previous_attempts() {
     writer.write_all(b"1\n2\n3\n").unwrap();
     drop(writer);
     log.finish().await;
-    let tail = |lines| v1::LogsRequest { tail_lines: Some(lines), ..Default::default() };
+    let tail = |lines| v1::LogsRequest {
+        tail_lines: Some(lines),
+        ..Default::default()
+    };
     assert_eq!(fixture.read(tail(2)).await, "2\n3\n");
     assert_eq!(fixture.read(tail(0)).await, "");
     assert_eq!(fixture.read(tail(10)).await, "1\n2\n3\n");
-    let future = prost_types::Timestamp { seconds: 1 << 33, nanos: 0 };
-    let since = v1::LogsRequest { since: Some(future), ..Default::default() };
+    let future = prost_types::Timestamp {
+        seconds: 1 << 33,
+        nanos: 0,
+    };
+    let since = v1::LogsRequest {
+        since: Some(future),
+        ..Default::default()
+    };
     assert_eq!(fixture.read(since).await, "");
 
     fixture.id.attempt = 1;
@@ -100,8 +126,15 @@ async fn following_neither_loses_nor_repeats_across_rotations() {
     let fixture = Fixture::new(64 << 10);
     let (log, mut writer) = fixture.start();
     let (running, is_running) = watch::channel(true);
-    let request = v1::LogsRequest { follow: true, ..Default::default() };
-    let reader = tokio::spawn(collect(fixture.store.read(&fixture.id, &request, is_running)));
+    let request = v1::LogsRequest {
+        follow: true,
+        ..Default::default()
+    };
+    let reader = tokio::spawn(collect(fixture.store.read(
+        &fixture.id,
+        &request,
+        is_running,
+    )));
     let mut expected = String::new();
     for number in 0..2000 {
         let line = format!("line {number} {}\n", "x".repeat(number % 200));
@@ -118,14 +151,26 @@ async fn following_neither_loses_nor_repeats_across_rotations() {
     let read = reader.await.unwrap();
     assert_eq!(read.lines().count(), 2000);
     assert!(read == expected);
-    assert!(fixture.store.files(&fixture.id).unwrap().open_all().unwrap().len() > 2);
+    assert!(
+        fixture
+            .store
+            .files(&fixture.id)
+            .unwrap()
+            .open_all()
+            .unwrap()
+            .len()
+            > 2
+    );
 }
 
 #[tokio::test]
 async fn a_follower_waits_for_output_and_ends_with_the_container() {
     let fixture = Fixture::new(1 << 20);
     let (running, is_running) = watch::channel(true);
-    let request = v1::LogsRequest { follow: true, ..Default::default() };
+    let request = v1::LogsRequest {
+        follow: true,
+        ..Default::default()
+    };
     // Before there is any file.
     let mut stream = fixture.store.read(&fixture.id, &request, is_running);
     let (log, mut writer) = fixture.start();
@@ -145,7 +190,10 @@ async fn a_follower_waits_for_output_and_ends_with_the_container() {
 async fn a_follower_ends_when_nobody_knows_the_container_any_more() {
     let fixture = Fixture::new(1 << 20);
     let (running, is_running) = watch::channel(true);
-    let request = v1::LogsRequest { follow: true, ..Default::default() };
+    let request = v1::LogsRequest {
+        follow: true,
+        ..Default::default()
+    };
     let stream = fixture.store.read(&fixture.id, &request, is_running);
     drop(running);
     assert_eq!(collect(stream).await, "");
@@ -157,7 +205,10 @@ async fn a_copy_goes_on_after_a_restart() {
     let (log, mut writer) = fixture.start();
     writer.write_all(b"before\n").unwrap();
     let (_running, is_running) = watch::channel(true);
-    let request = v1::LogsRequest { follow: true, ..Default::default() };
+    let request = v1::LogsRequest {
+        follow: true,
+        ..Default::default()
+    };
     let mut stream = fixture.store.read(&fixture.id, &request, is_running);
     let first = tokio::time::timeout(DEADLINE, stream.next()).await.unwrap();
     assert_eq!(first.unwrap().unwrap(), "before\n");
@@ -170,7 +221,10 @@ async fn a_copy_goes_on_after_a_restart() {
     let log = fixture.store.start(&fixture.id, &fifo, None).unwrap();
     writer.write_all(b"after\n").unwrap();
     log.finish().await;
-    assert_eq!(fixture.read(v1::LogsRequest::default()).await, "before\nbetween\nafter\n");
+    assert_eq!(
+        fixture.read(v1::LogsRequest::default()).await,
+        "before\nbetween\nafter\n"
+    );
 }
 
 #[tokio::test]
@@ -179,7 +233,10 @@ async fn what_is_no_fifo_is_refused_and_names_cannot_escape() {
     let file = fixture.folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     assert!(fixture.store.start(&fixture.id, &file, None).is_err());
-    let id = LogId { container: "../x".to_owned(), ..fixture.id.clone() };
+    let id = LogId {
+        container: "../x".to_owned(),
+        ..fixture.id.clone()
+    };
     assert!(fixture.store.start(&id, &file, None).is_err());
     fixture.store.remove("uid").await.unwrap();
     fixture.store.remove("uid").await.unwrap();

@@ -31,7 +31,15 @@ impl Writer {
     ) -> io::Result<Self> {
         let (file, size) = open_current(&files)?;
         let unfinished = [Vec::new(), Vec::new()];
-        Ok(Self { files, limits, bell, file, size, unfinished, batch: Vec::new() })
+        Ok(Self {
+            files,
+            limits,
+            bell,
+            file,
+            size,
+            unfinished,
+            batch: Vec::new(),
+        })
     }
 
     /// Where the output goes now.
@@ -104,8 +112,11 @@ impl Writer {
 /// Opens the current file for appending, behind its last whole line: a crash
 /// or a full disk may have left a torn one, which must not swallow the next.
 fn open_current(files: &Files) -> io::Result<(File, u64)> {
-    let mut file =
-        OpenOptions::new().create(true).read(true).append(true).open(files.current())?;
+    let mut file = OpenOptions::new()
+        .create(true)
+        .read(true)
+        .append(true)
+        .open(files.current())?;
     let mut size = file.metadata()?.len();
     if size > 0 {
         let mut last = [0];
@@ -125,7 +136,10 @@ mod tests {
 
     fn writer(folder: &std::path::Path, max_bytes: u64) -> Writer {
         let files = Files::new(folder.to_owned(), 0);
-        let limits = LogLimits { max_bytes, max_files: 3 };
+        let limits = LogLimits {
+            max_bytes,
+            max_files: 3,
+        };
         Writer::open(files, limits, Arc::new(watch::Sender::new(()))).unwrap()
     }
 
@@ -162,8 +176,10 @@ mod tests {
         for chunk in line.chunks(5000) {
             writer.output(Stream::Stdout, chunk).unwrap();
         }
-        let shape: Vec<_> =
-            entries(&writer).into_iter().map(|(partial, text)| (partial, text.len())).collect();
+        let shape: Vec<_> = entries(&writer)
+            .into_iter()
+            .map(|(partial, text)| (partial, text.len()))
+            .collect();
         assert_eq!(shape, [(true, MAX_TEXT), (false, MAX_TEXT), (false, 5)]);
     }
 
@@ -174,7 +190,10 @@ mod tests {
         std::fs::write(files.current(), "2026-11-29T12:00:00Z stdout F to").unwrap();
         let mut writer = writer(folder.path(), 1 << 20);
         writer.output(Stream::Stdout, b"next\n").unwrap();
-        assert_eq!(entries(&writer), [(false, b"to".to_vec()), (false, b"next".to_vec())]);
+        assert_eq!(
+            entries(&writer),
+            [(false, b"to".to_vec()), (false, b"next".to_vec())]
+        );
     }
 
     #[test]
@@ -182,11 +201,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = writer(folder.path(), 200);
         for number in 0..100 {
-            writer.output(Stream::Stderr, format!("line {number}\n").as_bytes()).unwrap();
+            writer
+                .output(Stream::Stderr, format!("line {number}\n").as_bytes())
+                .unwrap();
         }
         let entries = entries(&writer);
         assert_eq!(entries.last().unwrap().1, b"line 99");
-        assert!(entries.len() >= 8 && entries.len() <= 15, "{}", entries.len());
+        assert!(
+            entries.len() >= 8 && entries.len() <= 15,
+            "{}",
+            entries.len()
+        );
         assert_eq!(writer.files.open_all().unwrap().len(), 3);
     }
 }
