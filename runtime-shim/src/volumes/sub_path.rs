@@ -38,12 +38,12 @@ pub(super) fn pin(volume: &Path, sub_path: &str, pin: &Path) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "is a device"));
     }
     mounts::unmount(pin)?;
+    // The pin of an earlier start may be of the other kind.
+    super::remove::tree(pin)?;
     if metadata.is_dir() {
-        if !pin.is_dir() {
-            fs::create_dir(pin)?;
-        }
-    } else if !pin.is_file() {
-        File::create(pin)?;
+        fs::create_dir(pin)?;
+    } else {
+        File::create_new(pin)?;
     }
     let source = format!("/proc/self/fd/{}", target.as_raw_fd());
     let none: Option<&str> = None;
