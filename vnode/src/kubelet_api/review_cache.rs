@@ -80,10 +80,10 @@ impl<V: Clone + Send + Sync + 'static> ReviewCache<V> {
         F: Future<Output = Result<(V, Duration), ReviewError>> + Send + 'static,
     {
         let slots = Arc::clone(&self.slots);
-        let count = Arc::clone(&self.pending);
-        count.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted::new(&self.pending);
         let asking = tokio::spawn(ask);
         let task = tokio::spawn(async move {
+            let _counted = counted;
             let answer = asking.await.unwrap_or_else(|error| {
                 Err(ReviewError::Failed(format!(
                     "the review ended early: {error}"
@@ -110,9 +110,25 @@ impl<V: Clone + Send + Sync + 'static> ReviewCache<V> {
     }
 }
 
+/// Counts one question for as long as it lives, however it ends.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Drops what has expired and, if that is not enough, the answers nearest to
 /// their end, an eighth of the cache at a time so that the scan stays rare.
-/// Pending questions stay: their number is bounded by the requests that wait.
+/// Pending questions stay: their number is bounded apart.
 fn make_room<V>(slots: &mut HashMap<Key, Slot<V>>, capacity: usize, now: Instant) {
     slots.retain(|_, slot| !matches!(slot, Slot::Known(_, until) if *until <= now));
     if slots.len() < capacity {
