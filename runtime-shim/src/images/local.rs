@@ -1,13 +1,16 @@
 //! Images that are on this host already: the way from containerd's record of
 //! one to what a container needs of it.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use containerd_client::services::v1::Image as Record;
 use oci_spec::image::{ImageConfiguration, ImageManifest};
 
 use super::containerd::{Containerd, Labels};
 use super::documents;
 use super::error::PullError;
-use super::layers::{self, Shared};
+use super::layers::{self, Layer, Shared};
 use super::manifest::{self, Document};
 
 /// Label of an image record: whether its pull needed a credential.
@@ -34,13 +37,55 @@ pub(super) fn is_private(record: &Record) -> bool {
         .is_some_and(|access| access == ACCESS_PRIVATE)
 }
 
-/// The image behind a record, if all of it is here; unpacks it anew when only
-/// the snapshots are missing.
-pub(super) async fn find(
-    store: &Containerd,
-    shared: &Shared,
-    record: &Record,
-) -> Result<Option<Local>, PullError> {
+/// What was read of images before, by digest: content under a digest never
+/// changes, and a burst of pods asks for the same few images.
+#[derive(Default)]
+pub(super) struct Known {
+    by_digest: Mutex<HashMap<String, Arc<Content>>>,
+}
+
+/// Images remembered; beyond it all are read anew.
+const MAX_KNOWN: usize = 256;
+
+struct Content {
+    config: ImageConfiguration,
+    config_digest: String,
+    stack: Vec<Layer>,
+    size: u64,
+}
+
+impl Known {
+    async fn content(
+        &self,
+        store: &Containerd,
+        record: &Record,
+    ) -> Result<Option<Arc<Content>>, PullError> {
+        let Some(target) = &record.target else {
+            return Ok(None);
+        };
+        if let Some(content) = self.lock().get(&target.digest) {
+            return Ok(Some(Arc::clone(content)));
+        }
+        let Some(content) = read(store, record).await? else {
+            return Ok(None);
+        };
+        let content = Arc::new(content);
+        let mut known = self.lock();
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(target.digest.clone(), Arc::clone(&content));
+        Ok(Some(content))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Content>>> {
+        self.by_digest
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn read(store: &Containerd, record: &Record) -> Result<Option<Content>, PullError> {
     let Some((image, documents_size)) = manifest_of(store, record).await? else {
         return Ok(None);
     };
@@ -53,7 +98,27 @@ pub(super) async fn find(
     };
     let config = manifest::configuration(&config, &image)?;
     let stack = layers::stack(&image, &config);
-    let chain_id = layers::top_of(&stack);
+    let size = manifest::size(&image).saturating_add(documents_size);
+    Ok(Some(Content {
+        config,
+        config_digest,
+        stack,
+        size,
+    }))
+}
+
+/// The image behind a record, if all of it is here; unpacks it anew when only
+/// the snapshots are missing.
+pub(super) async fn find(
+    store: &Containerd,
+    shared: &Shared,
+    known: &Known,
+    record: &Record,
+) -> Result<Option<Local>, PullError> {
+    let Some(content) = known.content(store, record).await? else {
+        return Ok(None);
+    };
+    let chain_id = layers::top_of(&content.stack);
     let unpacked = chain_id.is_empty() || {
         let present = store.has_snapshot(&chain_id).await;
         present.map_err(PullError::containerd("snapshot stat"))?
@@ -63,7 +128,7 @@ pub(super) async fn find(
             .with_lease()
             .await
             .map_err(PullError::containerd("lease"))?;
-        let result = unpack(&leased, shared, &stack, &config_digest).await;
+        let result = unpack(&leased, shared, &content.stack, &content.config_digest).await;
         leased.release().await;
         if !result? {
             return Ok(None);
@@ -71,9 +136,9 @@ pub(super) async fn find(
     }
     Ok(Some(Local {
         digest: record.target.clone().unwrap_or_default().digest,
-        size: manifest::size(&image).saturating_add(documents_size),
-        config,
+        config: content.config.clone(),
         chain_id,
+        size: content.size,
         private: is_private(record),
     }))
 }
@@ -81,7 +146,7 @@ pub(super) async fn find(
 async fn unpack(
     store: &Containerd,
     shared: &Shared,
-    stack: &[layers::Layer],
+    stack: &[Layer],
     config_digest: &str,
 ) -> Result<bool, PullError> {
     if !layers::unpack_stored(store, shared, stack).await? {

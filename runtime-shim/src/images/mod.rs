@@ -28,7 +28,7 @@ pub use self::error::ImageError;
 use self::error::PullError;
 use self::flight::Flights;
 use self::layers::Shared;
-use self::local::Local;
+use self::local::{Known, Local};
 use self::reference::Name;
 use self::registry::{Credential, CredentialHash, Registries};
 
@@ -133,6 +133,7 @@ struct Inner {
     store: Containerd,
     registries: Registries,
     shared: Shared,
+    known: Known,
     pulls: Flights<PullKey, Result<(Arc<Local>, Duration), ImageError>>,
     grants: Mutex<HashSet<(String, CredentialHash)>>,
     salt: [u8; 16],
@@ -159,6 +160,7 @@ impl Images {
             store,
             registries,
             shared: Shared::new(),
+            known: Known::default(),
             pulls: Flights::new(),
             grants: Mutex::default(),
             salt: uuid::Uuid::new_v4().into_bytes(),
@@ -275,7 +277,7 @@ impl Inner {
     async fn local(&self, name: &Name) -> Result<Option<Local>, PullError> {
         let record = self.store.image(&name.canonical()).await;
         match record.map_err(PullError::containerd("image get"))? {
-            Some(record) => local::find(&self.store, &self.shared, &record).await,
+            Some(record) => local::find(&self.store, &self.shared, &self.known, &record).await,
             None => Ok(None),
         }
     }

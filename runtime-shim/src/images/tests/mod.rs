@@ -189,6 +189,19 @@ async fn an_image_is_pulled_once_and_stays() {
     assert_eq!(counter.0.load(Ordering::SeqCst), 1);
     assert_eq!(host.registry.state().log.len(), requests);
 
+    // A snapshot that is lost is made again from what is here.
+    host.images
+        .inner
+        .store
+        .remove_snapshot(&image.chain_id)
+        .await;
+    assert!(!host.has_snapshot(&image).await);
+    let never = host.request("app:v1", v1::PullPolicy::Never);
+    host.images.ensure(&never, &counter).await.unwrap();
+    host.collect_garbage().await;
+    assert!(host.has_snapshot(&image).await);
+    assert_eq!(host.registry.state().log.len(), requests);
+
     // Always asks whether the tag moved, and fetches nothing if not.
     let always = host
         .ensure(&host.request("app:v1", v1::PullPolicy::Always))
