@@ -204,7 +204,7 @@ async fn manifest_of(
         document = chosen;
     }
     match document {
-        Document::Manifest(image) => Ok(Some((image, size))),
+        Document::Manifest(image) => Ok(Some((*image, size))),
         Document::Index(_) => Ok(None),
     }
 }

@@ -30,7 +30,7 @@ pub(super) enum Document {
     /// Manifests for several platforms.
     Index(ImageIndex),
     /// One image.
-    Manifest(ImageManifest),
+    Manifest(Box<ImageManifest>),
 }
 
 /// Reads a document. The media type of the document itself wins over the
@@ -59,7 +59,7 @@ pub(super) fn parse(bytes: &[u8], media_type: &str) -> Result<Document, PullErro
         Ok(Document::Index(index))
     } else if media_type == DOCKER_MANIFEST || media_type == MediaType::ImageManifest.as_ref() {
         let manifest = ImageManifest::from_reader(bytes).map_err(|error| malformed(&error))?;
-        Ok(Document::Manifest(manifest))
+        Ok(Document::Manifest(Box::new(manifest)))
     } else {
         Err(PullError::Malformed(format!(
             "media type {media_type:?} is not supported; push the image as OCI or Docker schema 2"
@@ -130,7 +130,7 @@ pub(super) fn check(manifest: &ImageManifest) -> Result<(), PullError> {
         ));
     }
     for descriptor in manifest.layers().iter().chain([manifest.config()]) {
-        if !is_sha256(&descriptor.digest().to_string()) {
+        if !is_sha256(descriptor.digest().as_ref()) {
             return malformed(format!("digest {} is not supported", descriptor.digest()));
         }
     }

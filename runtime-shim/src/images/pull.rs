@@ -63,7 +63,7 @@ async fn pull_leased(
     layers::fetch_and_unpack(store, shared, session, name, &stack).await?;
     local::keep_snapshot(
         store,
-        &image.config().digest().to_string(),
+        image.config().digest().as_ref(),
         layers::top_of(&stack),
     )
     .await?;

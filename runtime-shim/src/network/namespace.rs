@@ -8,14 +8,12 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::statfs::statfs;
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use super::netlink::Socket;
 
 /// Namespace kinds and the names of their pins, as in `/proc/<pid>/ns`.
 const PINS: [&str; 3] = ["net", "uts", "ipc"];
-/// `NSFS_MAGIC` of the kernel's `linux/magic.h`.
-const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// The folder with the pins of one pod.
 #[derive(Clone, Debug)]
@@ -46,9 +44,8 @@ impl Pins {
 
     /// Whether every pin holds a namespace.
     pub(super) fn complete(&self) -> bool {
-        PINS.iter().all(|kind| {
-            statfs(&self.path(kind)).is_ok_and(|fs| i64::from(fs.filesystem_type().0) == NSFS_MAGIC)
-        })
+        PINS.iter()
+            .all(|kind| statfs(&self.path(kind)).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
     }
 
     /// Makes new namespaces, lets `configure` work inside, then pins them.

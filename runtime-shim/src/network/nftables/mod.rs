@@ -65,24 +65,10 @@ impl Ruleset<'_> {
         for chain in [FROM_POD, TO_HOST, EGRESS] {
             batch.new_chain(TABLE, &chain);
         }
-        self.from_pod(&mut batch);
+        keep_honest(&mut batch);
         self.to_host(&mut batch);
         self.egress(&mut batch);
         batch.end()
-    }
-
-    /// Pods have IPv4 only, and only their own address.
-    fn from_pod(&self, batch: &mut Batch) {
-        batch.new_rule(TABLE, &FROM_POD, |rule| {
-            rule.equals(Field::IncomingLink, LINK_PREFIX.as_bytes());
-            rule.equals(Field::NetworkProtocol, &[NFPROTO_IPV6]);
-            rule.verdict(Verdict::Drop);
-        });
-        batch.new_rule(TABLE, &FROM_POD, |rule| {
-            rule.equals(Field::IncomingLink, LINK_PREFIX.as_bytes());
-            rule.equals(Field::ReversePathLink, &[0; 4]);
-            rule.verdict(Verdict::Drop);
-        });
     }
 
     fn to_host(&self, batch: &mut Batch) {
@@ -113,4 +99,18 @@ impl Ruleset<'_> {
             rule.masquerade();
         });
     }
+}
+
+/// Pods have IPv4 only, and only their own address.
+fn keep_honest(batch: &mut Batch) {
+    batch.new_rule(TABLE, &FROM_POD, |rule| {
+        rule.equals(Field::IncomingLink, LINK_PREFIX.as_bytes());
+        rule.equals(Field::NetworkProtocol, &[NFPROTO_IPV6]);
+        rule.verdict(Verdict::Drop);
+    });
+    batch.new_rule(TABLE, &FROM_POD, |rule| {
+        rule.equals(Field::IncomingLink, LINK_PREFIX.as_bytes());
+        rule.equals(Field::ReversePathLink, &[0; 4]);
+        rule.verdict(Verdict::Drop);
+    });
 }
