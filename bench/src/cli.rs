@@ -72,7 +72,7 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Args)]
 pub(crate) struct Comparison {
     /// Peers to measure beside Sandman: `kubelet`, with containerd and runc, and for `burst` also
-    /// `null`, the virtual node without hosts.
+    /// `null`, the virtual node whose host does no work.
     #[arg(long = "peer", value_enum, value_delimiter = ',')]
     peers: Vec<Subject>,
     /// Measure the peers alone.
