@@ -110,9 +110,7 @@ config_path = {hosts}
             (
                 hosts.join(registry.to_string()).join("hosts.toml"),
                 // containerd only drops TLS for a host that is listed, not for the default one.
-                format!(
-                    "[host.\"http://{registry}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
-                ),
+                format!("[host.\"http://{registry}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"),
             ),
             (networks.join("10-pods.conflist"), self.peer_network()),
         ];

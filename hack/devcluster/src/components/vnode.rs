@@ -13,8 +13,10 @@ use crate::net::{Member, endpoint};
 pub(crate) const FLEET: &str = "dev";
 /// Name of the virtual node.
 pub(crate) const NODE: &str = "sandman";
-/// Name of a virtual node without hosts, for comparisons.
+/// Name of a virtual node whose host does no work, for comparisons.
 const NULL_NODE: &str = "sandman-null";
+/// Addresses that its pods are said to have; nothing answers there.
+const NULL_POD_CIDR: &str = "10.80.0.0/16";
 /// Name of the component that approves serving certificates.
 pub(crate) const APPROVER: &str = "approver";
 /// Nodes that have an identity: the virtual ones and a real kubelet.
@@ -39,10 +41,14 @@ impl Plan<'_> {
         self.vnode_component("vnode", NODE, Member::Vnode, content, &[])
     }
 
-    /// The same program without hosts, on which pods run at once: the rate that the control plane
-    /// alone allows. Not part of `up`; started by name.
+    /// The same program with a host that does no work, on which pods run at once: the rate that
+    /// the control plane alone allows. Not part of `up`; started by name.
     pub(crate) fn null_vnode(&self) -> anyhow::Result<Component> {
-        let content = self.vnode_config(NULL_NODE, Member::SecondVnode);
+        let mut content = self.vnode_config(NULL_NODE, Member::SecondVnode);
+        content.push_str(&format!(
+            "\n[[hosts]]\nname = \"null-0\"\naddress = \"{}\"\npod_cidr = \"{NULL_POD_CIDR}\"\n",
+            endpoint(Member::SecondVnode, HOST_API_PORT),
+        ));
         self.vnode_component(
             "vnode-null",
             NULL_NODE,

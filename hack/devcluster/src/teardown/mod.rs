@@ -5,6 +5,7 @@ mod cgroups;
 mod mounts;
 mod processes;
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -167,6 +168,8 @@ async fn end_processes(layout: &Layout, progress: Progress) -> usize {
 /// bundles say, and the names and paths of the cluster in them. A file that cannot be removed is
 /// seen by nobody.
 fn remove_shared_files(layout: &Layout) {
+    // What CNI keeps is named after the network or, for loopback, after the sandbox alone.
+    let mut cni_names = vec![layout.cni_network()];
     for host in entries(layout.run_dir()) {
         let tasks = host.join("containerd/io.containerd.runtime.v2.task");
         for bundle in entries(&tasks)
@@ -180,8 +183,9 @@ fn remove_shared_files(layout: &Layout) {
                     let _ = fs::remove_file(socket);
                 }
             }
-            if let Some(id) = bundle.file_name() {
+            if let Some(id) = bundle.file_name().and_then(OsStr::to_str) {
                 let _ = fs::remove_dir_all(Path::new(SHARED_RUNC).join(id));
+                cni_names.push(id.to_owned());
             }
         }
     }
@@ -190,10 +194,9 @@ fn remove_shared_files(layout: &Layout) {
             let _ = fs::remove_file(link);
         }
     }
-    let ours = format!("{}-", layout.cni_network());
     for result in entries(Path::new(SHARED_CNI_RESULTS)) {
-        let name = result.file_name().unwrap_or_default();
-        if name.as_encoded_bytes().starts_with(ours.as_bytes()) {
+        let name = result.file_name().unwrap_or_default().to_string_lossy();
+        if cni_names.iter().any(|ours| name.contains(ours.as_str())) {
             let _ = fs::remove_file(result);
         }
     }
