@@ -69,10 +69,19 @@ impl Fixture {
             plain_http: true,
             ..RegistryConfig::default()
         };
+        let mirrors = vec![format!("http://{}", registry.address)];
+        let mirrored = RegistryConfig {
+            mirrors,
+            ..RegistryConfig::default()
+        };
         let config = ImagesConfig {
             namespace: "sandman".to_owned(),
             snapshotter: "overlayfs".to_owned(),
-            registries: [(registry.address.to_string(), plain)].into(),
+            registries: [
+                (registry.address.to_string(), plain),
+                ("mirrored.invalid".to_owned(), mirrored),
+            ]
+            .into(),
         };
         let images = Images::new(channel.clone(), config).unwrap();
         Some(Self {
@@ -255,20 +264,38 @@ async fn a_broken_transfer_is_resumed() {
     let Some(host) = Fixture::start().await else {
         return;
     };
-    let digests = host
-        .registry
-        .publish("app", "v1", &[("data", noise(5_000_000))]);
-    host.registry.state().break_once.insert(digests[0].clone());
-    let request = host.request("app:v1", v1::PullPolicy::IfNotPresent);
+    for (tag, ignore_ranges) in [("v1", false), ("v2", true)] {
+        let layer = (tag, noise(5_000_000));
+        let digests = host.registry.publish("app", tag, &[layer]);
+        host.registry.state().ignore_ranges = ignore_ranges;
+        host.registry.state().break_once.insert(digests[0].clone());
+        let request = host.request(&format!("app:{tag}"), v1::PullPolicy::IfNotPresent);
+        let image = host.ensure(&request).await.unwrap();
+        assert!(host.has_snapshot(&image).await);
+        let log = host.registry.state().log.clone();
+        let asked = |line: &String| line.contains(&digests[0]) && line.contains("bytes=");
+        assert!(log.iter().any(asked), "{log:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_serves_in_place_of_the_registry() {
+    let Some(host) = Fixture::start().await else {
+        return;
+    };
+    host.registry.publish("app", "v1", &layers());
+    let mut request = host.request("app:v1", v1::PullPolicy::Always);
+    request.reference = "mirrored.invalid/app:v1".to_owned();
     let image = host.ensure(&request).await.unwrap();
-    assert!(host.has_snapshot(&image).await);
-    let resumed = host
-        .registry
-        .state()
-        .log
-        .iter()
-        .any(|line| line.contains(&digests[0]) && line.contains("bytes=2"));
-    assert!(resumed, "{:?}", host.registry.state().log);
+    assert_eq!(image.name, request.reference);
+    assert!(image.image_id.starts_with("mirrored.invalid/app@sha256:"));
+    // What the mirror lacks is asked of the registry itself, whose answer counts.
+    request.reference = "mirrored.invalid/other:v1".to_owned();
+    let error = host.ensure(&request).await.unwrap_err();
+    assert!(
+        error.message().contains("registry mirrored.invalid"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
