@@ -8,6 +8,8 @@
 
 pub mod backoff;
 pub mod config;
+mod errors;
+pub mod events;
 pub mod hosts;
 pub mod kubelet_api;
 pub mod metrics;

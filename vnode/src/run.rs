@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::events;
 use crate::hosts::{Hosts, Observer};
 use crate::kubelet_api;
 use crate::metrics::{self, Metrics};
@@ -51,6 +52,7 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     let api_metrics = kubelet_api::ApiMetrics::register(&mut registry);
     let registry = Arc::new(registry);
 
+    let (events, poster) = events::channel(client.clone(), &config.node_name, &metrics);
     let hosts = Arc::new(Hosts::new(
         &config.hosts,
         tls.as_ref(),
@@ -61,12 +63,14 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
         Arc::clone(&config),
         client.clone(),
         Arc::clone(&hosts),
+        events.clone(),
         metrics.clone(),
     );
     let node = Arc::new(NodeController::new(
         Arc::clone(&config),
         Arc::clone(&hosts),
         client.clone(),
+        events,
     ));
     let lease = LeaseController::new(
         &config.node_name,
@@ -98,6 +102,7 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
         registering.run().await;
     }));
     until_stop(Box::pin(lease.run()));
+    until_stop(Box::pin(poster.run()));
     if let Some(csr) = csr {
         until_stop(Box::pin(csr.run()));
     }

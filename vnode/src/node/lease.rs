@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::backoff::Backoff;
+use crate::errors::brief;
 use crate::metrics::Metrics;
 
 const NAMESPACE: &str = "kube-node-lease";
@@ -151,7 +152,7 @@ impl LeaseController {
 
     fn failed(&self, error: &kube::Error) {
         self.metrics.lease_failures.inc();
-        tracing::warn!(%error, "cannot renew the node's lease");
+        tracing::warn!(error = brief(error), "cannot renew the node's lease");
     }
 }
 

@@ -23,6 +23,8 @@ use tokio::time::Instant;
 
 use crate::backoff::{Backoff, unit_random};
 use crate::config::Config;
+use crate::errors::brief;
+use crate::events::Events;
 use crate::hosts::Hosts;
 use crate::strategic;
 
@@ -30,6 +32,8 @@ use crate::strategic;
 const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 /// Changes that come within this time are written together.
 const SETTLE: Duration = Duration::from_millis(250);
+/// A write that takes longer hangs on a dead connection; it is repeated.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The kubelet's longest delay between registration attempts.
 const MAX_RETRY: Duration = Duration::from_secs(7);
@@ -39,6 +43,7 @@ pub struct NodeController {
     config: Arc<Config>,
     hosts: Arc<Hosts>,
     api: Api<Node>,
+    events: Events,
     published: watch::Sender<Option<Arc<Node>>>,
 }
 
@@ -46,11 +51,12 @@ pub struct NodeController {
 
 impl NodeController {
     /// A controller that has not done anything yet.
-    pub fn new(config: Arc<Config>, hosts: Arc<Hosts>, client: Client) -> Self {
+    pub fn new(config: Arc<Config>, hosts: Arc<Hosts>, client: Client, events: Events) -> Self {
         Self {
             config,
             hosts,
             api: Api::all(client),
+            events,
             published: watch::Sender::new(None),
         }
     }
@@ -62,6 +68,8 @@ impl NodeController {
 
     /// Registers the node and keeps its object true; ends only by being dropped.
     pub async fn run(&self) {
+        self.events
+            .node(&self.config.node_name, "Starting", "Starting kubelet.");
         tokio::join!(self.follow(), self.keep());
     }
 
@@ -71,7 +79,7 @@ impl NodeController {
         if let Some(node) = node
             && let Err(error) = self.write_status(&node, false).await
         {
-            tracing::warn!(%error, "cannot write the last node status");
+            tracing::warn!(error = brief(&error), "cannot write the last node status");
         }
     }
 
@@ -88,7 +96,7 @@ impl NodeController {
                     }
                     self.published.send_replace(node.map(Arc::new));
                 }
-                Err(error) => tracing::debug!(%error, "watching the node object"),
+                Err(error) => tracing::debug!(error = brief(&error), "watching the node object"),
             }
         }
     }
@@ -102,9 +110,15 @@ impl NodeController {
             let current = node.borrow_and_update().clone();
             hosts.borrow_and_update();
             let due = Instant::now() >= heartbeat;
-            let result = match &current {
-                None => self.register().await,
-                Some(current) => self.write_status(current, due).await,
+            let write = async {
+                match &current {
+                    None => self.register().await,
+                    Some(current) => self.write_status(current, due).await,
+                }
+            };
+            let result = match tokio::time::timeout(CALL_LIMIT, write).await {
+                Ok(result) => result,
+                Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
             };
             match result {
                 Ok(()) => {
@@ -114,7 +128,7 @@ impl NodeController {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot write the node object");
+                    tracing::warn!(error = brief(&error), "cannot write the node object");
                     tokio::time::sleep(backoff.step()).await;
                     continue;
                 }
@@ -163,6 +177,7 @@ impl NodeController {
         };
         let patch = json!({ "metadata": { "uid": node.metadata.uid }, "status": patch });
         let patched = self.patch("status", patch).await?;
+        self.announce(ready(old), ready(&new));
         self.publish(patched);
         Ok(())
     }
@@ -202,6 +217,19 @@ impl NodeController {
             .await
     }
 
+    /// Says when the node becomes ready, or stops being so.
+    fn announce(&self, before: bool, after: bool) {
+        if before != after {
+            let name = &self.config.node_name;
+            let reason = if after { "NodeReady" } else { "NodeNotReady" };
+            self.events.node(
+                name,
+                reason,
+                &format!("Node {name} status is now: {reason}"),
+            );
+        }
+    }
+
     fn publish(&self, node: Node) {
         // The watch may have shown a deletion meanwhile; then it is right.
         self.published.send_if_modified(|current| match current {
@@ -212,6 +240,14 @@ impl NodeController {
             _ => false,
         });
     }
+}
+
+fn ready(status: &NodeStatus) -> bool {
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// Conditions in a fixed order, because patches append.

@@ -40,7 +40,7 @@ const FILE_NAME: &str = "kubelet-serving.pem";
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
     /// The API server refused something.
-    #[error(transparent)]
+    #[error("{}", crate::errors::brief(.0))]
     Api(#[from] kube::Error),
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]

@@ -6,7 +6,6 @@
 //! in the API server and on the hosts.
 
 pub mod admit;
-mod events;
 mod ledger;
 mod orphans;
 pub mod placement;
@@ -35,13 +34,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::events::{Events, Poster};
 use self::ledger::Ledger;
 use self::resolve::objects::Objects;
 use self::resolve::services::Services;
 use self::store::{Entry, Store};
 use self::sync::SyncError;
 use crate::config::Config;
+use crate::errors::brief;
+use crate::events::Events;
 use crate::hosts::{Hosts, Observer, Uid};
 use crate::metrics::{HostLabel, Metrics};
 use crate::queue::Queue;
@@ -74,7 +74,6 @@ pub struct PodController {
     services: Services,
     runtime_handlers: Mutex<HashMap<String, String>>,
     events: Events,
-    poster: Mutex<Option<Poster>>,
     /// Whether the list of pods was complete once.
     listed: watch::Sender<bool>,
     /// When a worker last ended a run.
@@ -91,9 +90,9 @@ impl PodController {
         config: Arc<Config>,
         client: Client,
         hosts: Arc<Hosts>,
+        events: Events,
         metrics: Metrics,
     ) -> Arc<Self> {
-        let (events, poster) = events::channel(client.clone(), &config.node_name, &metrics);
         Arc::new_cyclic(|this: &Weak<Self>| {
             let weak = Weak::clone(this);
             let on_change = move |users: &HashSet<Uid>| {
@@ -118,7 +117,6 @@ impl PodController {
                 services: Services::new(),
                 runtime_handlers: Mutex::default(),
                 events,
-                poster: Mutex::new(Some(poster)),
                 listed: watch::Sender::new(false),
                 progress: Mutex::new(Instant::now()),
                 flushing: AtomicBool::new(false),
@@ -128,7 +126,6 @@ impl PodController {
 
     /// Starts everything; `tasks` end after `shutdown`. Call once.
     pub fn start(self: &Arc<Self>, tasks: &TaskTracker, shutdown: &CancellationToken) {
-        let poster = lock(&self.poster).take();
         let run = |this: &Arc<Self>| (Arc::clone(this), shutdown.clone());
         let (this, stop) = run(self);
         tasks.spawn(async move { stop.run_until_cancelled(this.watch()).await });
@@ -141,10 +138,6 @@ impl PodController {
         tasks.spawn(async move { stop.run_until_cancelled(this.follow_services()).await });
         let (this, stop) = run(self);
         tasks.spawn(async move { stop.run_until_cancelled(this.collect_orphans()).await });
-        if let Some(poster) = poster {
-            let stop = shutdown.clone();
-            tasks.spawn(async move { stop.run_until_cancelled(poster.run()).await });
-        }
         for _ in 0..WORKERS {
             let (this, stop) = run(self);
             tasks.spawn(async move { this.work(&stop).await });
@@ -206,7 +199,7 @@ impl PodController {
                         self.pod_gone(uid);
                     }
                 }
-                Err(error) => tracing::warn!(%error, "watching pods"),
+                Err(error) => tracing::warn!(error = brief(&error), "watching pods"),
             }
             self.metrics
                 .pods
@@ -318,6 +311,14 @@ impl PodController {
         }
     }
 
+    /// The pod's host, also before its worker has looked.
+    fn placed_on(&self, entry: &Entry) -> Option<HostName> {
+        entry.host().or_else(|| {
+            let pod = entry.api();
+            self.hosts.by_ip(pod.status.as_ref()?.host_ip.as_deref()?)
+        })
+    }
+
     fn entries_on<'a>(&self, host: &'a HostName) -> impl Iterator<Item = Arc<Entry>> + use<'a> {
         self.store
             .all()
@@ -330,7 +331,7 @@ impl Observer for PodController {
     fn sandboxes_changed(&self, host: &HostName, uids: &[Uid]) {
         for uid in uids {
             match self.store.get(uid) {
-                Some(entry) if entry.host().is_none_or(|placed| placed == *host) => {
+                Some(entry) if self.placed_on(&entry).is_none_or(|placed| placed == *host) => {
                     self.queue.add(Uid::clone(uid));
                 }
                 known => {
@@ -359,7 +360,7 @@ impl Observer for PodController {
 
     fn event(&self, host: &HostName, event: v1::SandboxEvent) {
         match self.store.get(&event.uid) {
-            Some(entry) if entry.host().as_ref() == Some(host) => {
+            Some(entry) if self.placed_on(&entry).as_ref() == Some(host) => {
                 self.events.from_host(&entry.api(), event);
             }
             _ => tracing::debug!(%host, pod_uid = event.uid, "event about a foreign sandbox"),

@@ -28,8 +28,7 @@ impl PodController {
     fn is_orphan(&self, host: &HostName, uid: &str) -> bool {
         match self.store.get(uid) {
             None => true,
-            // Without a placement in memory the worker has not looked yet.
-            Some(entry) => entry.host().is_some_and(|placed| placed != *host),
+            Some(entry) => self.placed_on(&entry).is_some_and(|placed| placed != *host),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The pods bound to this node, by UID. Each has the newest copy that the API
 //! server sent, the status that this node computed, and its worker's notes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -54,8 +54,12 @@ pub(super) struct Work {
     /// Why the pod waits on this side.
     pub(super) waiting: Option<Waiting>,
     pub(super) tokens: Tokens,
-    /// The last warning that was posted, so that it is posted once.
-    pub(super) warned: Option<String>,
+    /// Warnings that were posted, so that each is posted once.
+    pub(super) warned: BTreeSet<String>,
+    /// Since when something that the pod refers to cannot be read.
+    pub(super) unread_since: Option<Instant>,
+    /// When the host of a pod that runs since before this process is told again.
+    pub(super) adopt_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

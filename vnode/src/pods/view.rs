@@ -31,7 +31,8 @@ impl PodView for PodController {
     }
 
     fn host_of(&self, uid: &str) -> Option<HostName> {
-        self.store.get(uid)?.host()
+        let entry = self.store.get(uid)?;
+        self.placed_on(&entry)
     }
 
     fn running_pods(&self) -> Vec<Arc<Pod>> {
@@ -47,7 +48,10 @@ impl PodView for PodController {
         };
         let entries = self.store.all().into_iter();
         entries
-            .filter(|entry| entry.host().is_some_and(|host| running(&host, &entry.uid)))
+            .filter(|entry| {
+                self.placed_on(entry)
+                    .is_some_and(|host| running(&host, &entry.uid))
+            })
             .map(|entry| entry.shown())
             .collect()
     }
@@ -56,7 +60,7 @@ impl PodView for PodController {
 #[async_trait]
 impl HostStreams for PodController {
     async fn client(&self, uid: &str) -> Result<HostClient<Channel>, StreamError> {
-        let name = self.host_of(uid).ok_or(StreamError::NotPlaced)?;
+        let name = PodView::host_of(self, uid).ok_or(StreamError::NotPlaced)?;
         let host = self
             .hosts
             .host(&name)

@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{Found, Kind, Reference};
 use crate::backoff::Backoff;
+use crate::errors::brief;
 use crate::hosts::Uid;
 
 /// Right after a pod is bound, the authorizer may not know yet that the node
@@ -216,7 +217,7 @@ async fn watch<K>(
                 (Found::Present(Arc::new(object)), done)
             }
             Ok(None) => (Found::Absent, false),
-            Err(error) => (Found::Unknown(Some(error.to_string())), false),
+            Err(error) => (Found::Unknown(Some(brief(&error))), false),
         };
         let users = {
             let mut entries = lock(&entries);

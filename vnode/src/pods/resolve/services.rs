@@ -12,6 +12,8 @@ use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
+use crate::errors::brief;
+
 /// The namespace and name of the API server's own service, whose variables
 /// every container gets.
 const MASTER: (&str, &str) = ("default", "kubernetes");
@@ -78,7 +80,7 @@ impl Services {
                         &service,
                     );
                 }
-                Err(error) => tracing::debug!(%error, "watching services"),
+                Err(error) => tracing::debug!(error = brief(&error), "watching services"),
             }
         }
     }

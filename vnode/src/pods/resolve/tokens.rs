@@ -12,6 +12,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 
 use crate::backoff::unit_random;
+use crate::errors::brief;
 
 /// What the API server fills in where the author says nothing.
 const DEFAULT_SECONDS: i64 = 3600;
@@ -100,7 +101,10 @@ impl Tokens {
                     changed = true;
                 }
                 Err(error) if held.is_some_and(|token| now < token.expires_at) => {
-                    tracing::warn!(%error, "keeping a service account token that is due");
+                    tracing::warn!(
+                        error = brief(&error),
+                        "keeping a service account token that is due"
+                    );
                 }
                 Err(error) => return Err(error),
             }

@@ -1,7 +1,9 @@
 //! The conditions that a node owns (`pkg/kubelet/status/generate.go`). All
 //! others belong to somebody else and are kept.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStatus, PodCondition, PodSpec, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -104,8 +106,9 @@ pub(super) fn for_terminal(
 }
 
 fn initialized(spec: &PodSpec, new: &PodStatus) -> Verdict {
+    let ran = |state: &ContainerState| state.running.is_some() || state.terminated.is_some();
     let started = |status: &ContainerStatus| {
-        status.container_id.is_some() || status.state.as_ref().is_some_and(|s| s.waiting.is_none())
+        status.state.as_ref().is_some_and(ran) || status.last_state.as_ref().is_some_and(ran)
     };
     if new.container_statuses.iter().flatten().any(started) {
         return Verdict::yes("Initialized");

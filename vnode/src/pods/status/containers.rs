@@ -170,11 +170,10 @@ impl Context<'_> {
         let report = self.seen.report;
         let (reason, message) = match self.seen.waiting {
             Some(waiting)
-                if !waiting.whole_pod
-                    && waiting
-                        .container
-                        .as_ref()
-                        .is_none_or(|name| *name == container.name) =>
+                if waiting
+                    .container
+                    .as_ref()
+                    .is_none_or(|name| *name == container.name) =>
             {
                 (waiting.reason, waiting.message.as_str())
             }

@@ -43,7 +43,7 @@ pub struct Waiting {
     pub reason: &'static str,
     /// For the user.
     pub message: String,
-    /// Whether reason and message are the pod's own, not its containers'.
+    /// Whether reason and message are the pod's own too, not just its containers'.
     pub whole_pod: bool,
 }
 

@@ -1,6 +1,11 @@
 //! The configuration file of `sandman-vnode`. Everything is checked before
 //! anything starts, and every error names the key and says what is wanted.
 
+mod cidr;
+mod labels;
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,6 +13,8 @@ use std::time::Duration;
 
 use sandman_protocol::identity::is_dns1123_subdomain;
 use serde::Deserialize;
+
+pub use self::cidr::Cidr;
 
 /// A configuration that passed every check.
 #[derive(Debug, Clone)]
@@ -257,7 +264,7 @@ impl Config {
             None => format!("sandman://{}/{}", file.fleet, file.node_name),
         };
         for (label, value) in &file.node.labels {
-            check_label(label, value)?;
+            labels::check(label, value)?;
         }
         for entry in &file.daemonset_allow {
             let valid = entry
@@ -375,120 +382,6 @@ fn check_hosts(files: Vec<HostFile>) -> Result<Vec<Host>, ConfigError> {
     Ok(hosts)
 }
 
-/// An address range, kept as the first address and the mask's length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    base: u128,
-    prefix: u32,
-    bits: u32,
-}
-
-impl std::fmt::Display for Cidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.address(0), self.prefix)
-    }
-}
-
-impl Cidr {
-    fn parse(text: &str) -> Option<Self> {
-        let (address, prefix) = text.split_once('/')?;
-        let (base, bits) = match address.parse().ok()? {
-            IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
-            IpAddr::V6(v6) => (u128::from(v6), 128),
-        };
-        let prefix: u32 = prefix.parse().ok()?;
-        let cidr = Self { base, prefix, bits };
-        (prefix <= bits && cidr.network(prefix) == base).then_some(cidr)
-    }
-
-    /// Whether an address is in the range.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        let (base, bits) = match address {
-            IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
-            IpAddr::V6(v6) => (u128::from(v6), 128),
-        };
-        let other = Self {
-            base,
-            prefix: bits,
-            bits,
-        };
-        self.overlaps(&other)
-    }
-
-    /// The address that many places after the first.
-    pub fn address(&self, index: u128) -> IpAddr {
-        let address = self.base.wrapping_add(index);
-        if self.bits == 32 {
-            // The upper bits of a 32-bit range are zero.
-            IpAddr::from(((address & u128::from(u32::MAX)) as u32).to_be_bytes())
-        } else {
-            IpAddr::from(address.to_be_bytes())
-        }
-    }
-
-    fn network(&self, prefix: u32) -> u128 {
-        let host_bits = self.bits - prefix;
-        self.base
-            .checked_shr(host_bits)
-            .unwrap_or(0)
-            .checked_shl(host_bits)
-            .unwrap_or(0)
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        let prefix = self.prefix.min(other.prefix);
-        self.bits == other.bits && self.network(prefix) == other.network(prefix)
-    }
-}
-
-/// Labels that a node may not set on itself are refused here, because the API
-/// server would refuse the whole Node (NodeRestriction).
-fn check_label(label: &str, value: &str) -> Result<(), ConfigError> {
-    let key = format!("node.labels.{label}");
-    let (domain, name) = label.rsplit_once('/').unwrap_or(("", label));
-    let part_ok = |part: &str| {
-        part.len() <= 63
-            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.ends_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-    };
-    if !part_ok(name) || !(domain.is_empty() || is_dns1123_subdomain(domain)) {
-        return Err(invalid(&key, "is not a valid label key"));
-    }
-    if !(value.is_empty() || part_ok(value)) {
-        return Err(invalid(
-            &key,
-            format!("{value:?} is not a valid label value"),
-        ));
-    }
-    let own = domain == "kubelet.kubernetes.io"
-        || domain == "node.kubernetes.io"
-        || domain.ends_with(".kubelet.kubernetes.io")
-        || domain.ends_with(".node.kubernetes.io");
-    let reserved = ["kubernetes.io", "k8s.io"]
-        .iter()
-        .any(|root| domain == *root || domain.strip_suffix(root).is_some_and(|d| d.ends_with('.')));
-    let known = matches!(
-        label,
-        "topology.kubernetes.io/zone"
-            | "topology.kubernetes.io/region"
-            | "failure-domain.beta.kubernetes.io/zone"
-            | "failure-domain.beta.kubernetes.io/region"
-            | "beta.kubernetes.io/instance-type"
-            | "beta.kubernetes.io/os"
-            | "beta.kubernetes.io/arch"
-    );
-    if reserved && !own && !known {
-        return Err(invalid(
-            &key,
-            "a node may not give itself this label (NodeRestriction); set it with kubectl label",
-        ));
-    }
-    Ok(())
-}
-
 fn check_name(key: &str, name: &str) -> Result<(), ConfigError> {
     if is_dns1123_subdomain(name) {
         return Ok(());
@@ -503,171 +396,5 @@ fn invalid(key: &str, problem: impl Into<String>) -> ConfigError {
     ConfigError::Invalid {
         key: key.to_owned(),
         problem: problem.into(),
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A configuration for tests of other modules.
-    pub(crate) fn minimal() -> Config {
-        load(GOOD).unwrap()
-    }
-
-    const GOOD: &str = r#"
-        node_name = "sandman"
-        kubeconfig = "kubeconfig"
-        fleet = "dev"
-        fleet_tls = "tls"
-        state_dir = "state"
-        daemonset_allow = ["kube-system/node-exporter"]
-        [kubelet_api]
-        listen = "10.90.0.3:10250"
-        address = "10.90.0.3"
-        client_ca = "ca.crt"
-        [[hosts]]
-        name = "host-0"
-        address = "10.90.0.11:7443"
-        pod_cidr = "10.64.0.0/18"
-        [[hosts]]
-        name = "host-1"
-        address = "10.90.0.12:7443"
-        pod_cidr = "10.64.64.0/18"
-    "#;
-
-    fn load(text: &str) -> Result<Config, String> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("vnode.toml");
-        std::fs::write(&path, text).unwrap();
-        Config::load(&path, false).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn accepts_a_full_file_and_fills_defaults() {
-        let config = load(GOOD).unwrap();
-        assert_eq!(config.node.provider_id, "sandman://dev/sandman");
-        assert!(config.node.taint && config.kubelet_api.websockets);
-        assert_eq!(config.kubelet_api.serving, Serving::Csr);
-        assert_eq!(config.cluster_domain, "cluster.local");
-        assert_eq!(config.host_lost_after, Duration::from_secs(40));
-        assert_eq!(config.hosts.len(), 2);
-    }
-
-    #[test]
-    fn every_refusal_names_its_key() {
-        for (from, to, key) in [
-            (
-                "node_name = \"sandman\"",
-                "node_name = \"Sand man\"",
-                "node_name",
-            ),
-            ("fleet = \"dev\"", "fleet = \"\"", "fleet"),
-            ("fleet_tls = \"tls\"", "", "fleet_tls"),
-            ("state_dir = \"state\"", "", "state_dir"),
-            (
-                "state_dir = \"state\"",
-                "state_dir = \"state\"\nstatedir = 1",
-                "statedir",
-            ),
-            (
-                "state_dir = \"state\"",
-                "state_dir = \"s\"\nhost_lost_after_seconds = 1",
-                "host_lost_after_seconds",
-            ),
-            (
-                "kube-system/node-exporter",
-                "node-exporter",
-                "daemonset_allow",
-            ),
-            (
-                "listen = \"10.90.0.3:10250\"",
-                "listen = \"10.90.0.3\"",
-                "listen",
-            ),
-            (
-                "listen = \"10.90.0.3:10250\"",
-                "listen = \"10.90.0.3:0\"",
-                "kubelet_api.listen",
-            ),
-            (
-                "address = \"10.90.0.3\"",
-                "address = \"0.0.0.0\"",
-                "kubelet_api.address",
-            ),
-            (
-                "client_ca = \"ca.crt\"",
-                "client_ca = \"a\"\ncert_file = \"c\"",
-                "kubelet_api.key_file",
-            ),
-            (
-                "client_ca = \"ca.crt\"",
-                "client_ca = \"a\"\nserving = \"self\"",
-                "serving",
-            ),
-            (
-                "name = \"host-1\"",
-                "name = \"host-0\"",
-                "hosts.host-0.name",
-            ),
-            ("10.90.0.12:7443", "10.90.0.11:7443", "hosts.host-1.address"),
-            ("10.64.64.0/18", "10.64.0.0/16", "hosts.host-1.pod_cidr"),
-            ("10.64.64.0/18", "10.64.64.1/18", "hosts.host-1.pod_cidr"),
-            ("10.64.64.0/18", "10.64.64.0", "hosts.host-1.pod_cidr"),
-        ] {
-            assert!(GOOD.contains(from), "{from}");
-            let error = load(&GOOD.replacen(from, to, 1)).unwrap_err();
-            assert!(error.contains(key), "{key} is not named in: {error}");
-        }
-    }
-
-    #[test]
-    fn ranges_know_their_addresses() {
-        let cidr = Cidr::parse("10.64.0.0/18").unwrap();
-        assert_eq!(cidr.to_string(), "10.64.0.0/18");
-        for (ip, inside) in [
-            ("10.64.0.0", true),
-            ("10.64.63.255", true),
-            ("10.64.64.0", false),
-            ("::a40:0", false),
-        ] {
-            assert_eq!(cidr.contains(ip.parse().unwrap()), inside, "{ip}");
-        }
-        assert_eq!(cidr.address(258).to_string(), "10.64.1.2");
-        let v6 = Cidr::parse("fd00::/64").unwrap();
-        assert!(
-            v6.contains("fd00::1".parse().unwrap())
-                && !v6.contains("fd00:0:0:1::".parse().unwrap())
-        );
-        assert!(
-            Cidr::parse("0.0.0.0/0")
-                .unwrap()
-                .contains("1.2.3.4".parse().unwrap())
-        );
-    }
-
-    #[test]
-    fn labels_follow_node_restriction() {
-        let with = |label: &str, value: &str| {
-            load(&format!("{GOOD}\n[node.labels]\n\"{label}\" = \"{value}\""))
-        };
-        for label in [
-            "rack",
-            "example.com/rack",
-            "node.kubernetes.io/pool",
-            "topology.kubernetes.io/zone",
-        ] {
-            with(label, "a1").unwrap();
-        }
-        for (label, value) in [
-            ("kubernetes.io/role", "agent"),
-            ("node-role.kubernetes.io/sandbox", ""),
-            ("k8s.io/x", "y"),
-            ("rack", "a b"),
-            ("-rack", "a"),
-        ] {
-            let error = with(label, value).unwrap_err();
-            assert!(error.contains(&format!("node.labels.{label}")), "{error}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Cluster events about pods. Posted beside the work, never in its way: what
+//! Cluster events about pods and the node. Posted beside the work, never in its way: what
 //! comes too fast is dropped and counted, what repeats is counted up in place.
 
 use std::collections::HashMap;
@@ -14,6 +14,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::errors::brief;
 use crate::metrics::{Metrics, Reason, ReasonLabel};
 
 /// The kubelet's defaults for events a second and at once.
@@ -32,7 +33,7 @@ const MAX_REASON: usize = 128;
 
 /// Where events are handed in.
 #[derive(Debug, Clone)]
-pub(super) struct Events {
+pub struct Events {
     sender: mpsc::Sender<Note>,
     metrics: Metrics,
 }
@@ -48,7 +49,7 @@ struct Note {
 }
 
 /// Posts events; one task for all.
-pub(super) struct Poster {
+pub struct Poster {
     client: Client,
     node_name: String,
     notes: mpsc::Receiver<Note>,
@@ -73,7 +74,7 @@ struct Sent {
 }
 
 /// Events for pods of this node, and the task that posts them.
-pub(super) fn channel(client: Client, node_name: &str, metrics: &Metrics) -> (Events, Poster) {
+pub fn channel(client: Client, node_name: &str, metrics: &Metrics) -> (Events, Poster) {
     let (sender, notes) = mpsc::channel(WAITING);
     let events = Events {
         sender,
@@ -93,7 +94,7 @@ pub(super) fn channel(client: Client, node_name: &str, metrics: &Metrics) -> (Ev
 
 impl Events {
     /// Something that needs attention.
-    pub(super) fn warn(&self, pod: &Pod, reason: &str, message: &str) {
+    pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         self.note(
             reference(pod, None),
             true,
@@ -104,7 +105,7 @@ impl Events {
     }
 
     /// An event that a host saw.
-    pub(super) fn from_host(&self, pod: &Pod, event: sandman_protocol::v1::SandboxEvent) {
+    pub fn from_host(&self, pod: &Pod, event: sandman_protocol::v1::SandboxEvent) {
         let list = if event.init_container {
             "initContainers"
         } else {
@@ -118,6 +119,18 @@ impl Events {
         let about = reference(pod, field);
         let at = at.unwrap_or_else(Timestamp::now);
         self.note(about, event.warning, &event.reason, &event.message, at);
+    }
+
+    /// Something about the node itself.
+    pub fn node(&self, name: &str, reason: &str, message: &str) {
+        let about = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(name.to_owned()),
+            // As the kubelet does; `kubectl describe node` looks for it.
+            uid: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        self.note(about, false, reason, message, Timestamp::now());
     }
 
     fn note(
@@ -150,7 +163,7 @@ impl Events {
 
 impl Poster {
     /// Ends when every [`Events`] is dropped.
-    pub(super) async fn run(mut self) {
+    pub async fn run(mut self) {
         // One token a tick; missed ticks come at once, up to the burst.
         let mut tokens = BURST;
         let mut refill = tokio::time::interval(Duration::from_secs(1) / RATE);
@@ -174,7 +187,7 @@ impl Poster {
             match tokio::time::timeout(POST_TIMEOUT, self.post(note)).await {
                 Ok(Ok(())) => {}
                 // A namespace that is being deleted takes no new events.
-                Ok(Err(error)) => self.dropped("refused", &error.to_string()),
+                Ok(Err(error)) => self.dropped("refused", &brief(&error)),
                 Err(_) => self.dropped("timeout", "no answer in time"),
             }
         }
@@ -191,7 +204,13 @@ impl Poster {
     }
 
     async fn post(&mut self, note: Note) -> Result<(), kube::Error> {
-        let namespace = note.about.namespace.clone().unwrap_or_default();
+        // Objects without a namespace have their events in this one.
+        let namespace = note
+            .about
+            .namespace
+            .as_deref()
+            .unwrap_or("default")
+            .to_owned();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let key = Key {
             uid: note.about.uid.clone().unwrap_or_default(),
