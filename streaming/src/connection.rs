@@ -7,7 +7,7 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncWrite},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
