@@ -28,7 +28,7 @@ const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+j
 #[derive(Debug)]
 pub(super) enum Document {
     /// Manifests for several platforms.
-    Index(ImageIndex),
+    Index(Box<ImageIndex>),
     /// One image.
     Manifest(Box<ImageManifest>),
 }
@@ -56,7 +56,7 @@ pub(super) fn parse(bytes: &[u8], media_type: &str) -> Result<Document, PullErro
     let media_type = probe.media_type.as_deref().unwrap_or(media_type);
     if media_type == DOCKER_LIST || media_type == MediaType::ImageIndex.as_ref() {
         let index = ImageIndex::from_reader(bytes).map_err(|error| malformed(&error))?;
-        Ok(Document::Index(index))
+        Ok(Document::Index(Box::new(index)))
     } else if media_type == DOCKER_MANIFEST || media_type == MediaType::ImageManifest.as_ref() {
         let manifest = ImageManifest::from_reader(bytes).map_err(|error| malformed(&error))?;
         Ok(Document::Manifest(Box::new(manifest)))

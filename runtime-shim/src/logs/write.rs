@@ -146,8 +146,9 @@ mod tests {
     /// Tag and text of each entry, over all files.
     fn entries(writer: &Writer) -> Vec<(bool, Vec<u8>)> {
         let mut all = Vec::new();
-        for file in writer.files.open_all().unwrap() {
-            let bytes: Vec<u8> = file.bytes().map(Result::unwrap).collect();
+        for mut file in writer.files.open_all().unwrap() {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).unwrap();
             for line in bytes.split(|byte| *byte == b'\n') {
                 all.extend(entry::parse(line).map(|entry| (entry.partial, entry.text.to_vec())));
             }
