@@ -6,6 +6,8 @@ mod link;
 mod null;
 mod remote;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

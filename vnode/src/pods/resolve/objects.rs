@@ -28,6 +28,12 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 /// Called with the users of an object that changed.
 type OnChange = Arc<dyn Fn(&HashSet<Uid>) + Send + Sync>;
 
+/// Followed objects of one kind, by namespace and name.
+type Entries<K> = Arc<Mutex<HashMap<(String, String), Entry<K>>>>;
+
+/// What is known about objects of one namespace.
+type ByName<K> = BTreeMap<String, Found<K>>;
+
 /// All followed objects.
 pub struct Objects {
     config_maps: Cache<ConfigMap>,
@@ -56,7 +62,7 @@ impl Immutable for Secret {
 struct Cache<K> {
     client: Client,
     on_change: OnChange,
-    entries: Arc<Mutex<HashMap<(String, String), Entry<K>>>>,
+    entries: Entries<K>,
 }
 
 struct Entry<K> {
@@ -112,15 +118,11 @@ impl Objects {
     }
 
     /// What is known about the objects of `references`.
-    #[allow(clippy::type_complexity)]
     pub fn found(
         &self,
         namespace: &str,
         references: &BTreeSet<Reference>,
-    ) -> (
-        BTreeMap<String, Found<ConfigMap>>,
-        BTreeMap<String, Found<Secret>>,
-    ) {
+    ) -> (ByName<ConfigMap>, ByName<Secret>) {
         let of = |wanted: Kind| {
             references
                 .iter()
@@ -200,12 +202,8 @@ where
     }
 }
 
-async fn watch<K>(
-    api: Api<K>,
-    key: (String, String),
-    entries: Arc<Mutex<HashMap<(String, String), Entry<K>>>>,
-    on_change: OnChange,
-) where
+async fn watch<K>(api: Api<K>, key: (String, String), entries: Entries<K>, on_change: OnChange)
+where
     K: Resource + Clone + Debug + DeserializeOwned + Immutable + Send + Sync + 'static,
 {
     let events = watcher::watch_object(api, &key.1).backoff(Retries(new_retries()));

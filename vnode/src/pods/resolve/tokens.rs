@@ -72,7 +72,7 @@ impl TokenKey {
             .filter_map(|v| v.projected.as_ref()?.sources.as_ref())
             .flatten();
         let tokens = sources.filter_map(|source| source.service_account_token.as_ref());
-        let mut keys: Vec<Self> = tokens.map(|source| Self::of(source)).collect();
+        let mut keys: Vec<Self> = tokens.map(Self::of).collect();
         keys.sort();
         keys.dedup();
         keys
