@@ -178,10 +178,11 @@ impl Up<'_> {
         if self.plan.settings.hosts == 0 {
             return Ok(changed);
         }
-        artifacts::images::ensure(self.plan.layout, self.plan.settings, self.progress)?;
         self.issue_approver_token().await?;
         changed += self.start(&after_api).await?;
         self.wait_node().await?;
+        // Last: a cluster whose node does not come up says so before minutes of packing.
+        artifacts::images::ensure(self.plan.layout, self.plan.settings, self.progress)?;
         Ok(changed)
     }
 
