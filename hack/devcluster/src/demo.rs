@@ -51,7 +51,8 @@ pub(crate) async fn run(layout: &Layout) -> anyhow::Result<()> {
 
     // One of an earlier demonstration.
     demo.kubectl_quietly(&["delete", "pod", POD, "--ignore-not-found"])?;
-    println!("A sandbox from the Python image:\n\n{manifest:#}\n");
+    let shown = serde_yaml_ng::to_string(&manifest)?;
+    println!("A sandbox from the Python image:\n\n{shown}");
     demo.kubectl_with_input(&["apply", "-f", "-"], &manifest.to_string())?;
     let client = kube_api::client(&pki::admin_kubeconfig_path(layout)).await?;
     let pods: Api<Pod> = Api::default_namespaced(client);
