@@ -1,7 +1,6 @@
 //! Puts the parts together and serves until told to stop.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::host_api::{HostService, InventorySource, Machine, Term};
+use crate::host_api::{HostService, InventorySource, Machine, Term, end_stale};
 use crate::images::{Images, ImagesConfig};
 use crate::logs::{LogLimits, LogStore};
 use crate::metrics::Metrics;
@@ -65,10 +64,16 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     }
 
     let sandboxes = Sandboxes::start(host.clone(), allocatable).await?;
+    end_stale(&host);
     let inventory = InventorySource::new(host, &config, measured);
-    let service = HostServer::new(HostService::new(sandboxes, inventory, term))
-        .max_decoding_message_size(MAX_MESSAGE)
-        .max_encoding_message_size(MAX_MESSAGE);
+    let service = HostServer::new(HostService::new(
+        sandboxes,
+        inventory,
+        term,
+        shutdown.clone(),
+    ))
+    .max_decoding_message_size(MAX_MESSAGE)
+    .max_encoding_message_size(MAX_MESSAGE);
     info!(host = config.host_name, listen = %config.listen, "serving");
     let stop = shutdown.clone();
     let serving = transport::server()
@@ -97,7 +102,6 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         agent::mount_image(&config.daemon_image, &config.state_dir).context("daemon_image")?;
     let fifo_dir = config.state_dir.join("fifos");
     std::fs::create_dir_all(&fifo_dir)?;
-    remove_stale_execs(&fifo_dir);
     let metrics = Metrics::new();
     let images = Images::new(
         channel.clone(),
@@ -160,20 +164,6 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         seccomp_dir: config.seccomp_profiles.clone(),
         host_ip: config.host_ip,
     })
-}
-
-/// FIFOs of execs whose streams ended with an earlier process of ours.
-fn remove_stale_execs(fifo_dir: &Path) {
-    let Ok(entries) = std::fs::read_dir(fifo_dir) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        if entry.file_name().to_string_lossy().starts_with("exec-")
-            && let Err(error) = std::fs::remove_dir_all(entry.path())
-        {
-            warn!(path = %entry.path().display(), %error, "cannot remove stale FIFOs");
-        }
-    }
 }
 
 async fn serve_metrics(listener: TcpListener, host: Arc<Host>, shutdown: CancellationToken) {

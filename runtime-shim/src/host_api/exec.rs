@@ -22,7 +22,8 @@ use v1::exec_failed::Kind;
 use v1::exec_request::Message as In;
 use v1::exec_response::Message as Out;
 
-use super::fifo::{Fifos, Output, Streams, open_input, open_output};
+use super::fifo::{EXEC_PREFIX, Fifos, Output, StaleExec, Streams, open_input, open_output, stale};
+use super::process_group::ProcessGroup;
 use crate::metrics::ExecResult;
 use crate::runtime::{Exit, RuntimeError};
 use crate::sandbox::view::View;
@@ -76,6 +77,37 @@ pub(super) async fn serve(
     host.metrics.exec(result);
 }
 
+/// Ends the execs that an earlier process of ours served: their clients are gone, and with
+/// nobody to read their output they would wait for ever. Call before new ones can begin.
+pub fn end_stale(host: &Arc<Host>) {
+    match stale(&host.fifo_dir) {
+        Ok(execs) => {
+            tokio::spawn(end_each(host.clone(), execs));
+        }
+        Err(error) => warn!(%error, "cannot look for execs of an earlier process"),
+    }
+}
+
+async fn end_each(host: Arc<Host>, execs: Vec<StaleExec>) {
+    for StaleExec {
+        exec,
+        container_id,
+        dir,
+    } in execs
+    {
+        let runtime = &host.runtime;
+        while let Err(error) = runtime.kill(&container_id, Some(&exec), SIGKILL).await {
+            if !error.is_unavailable() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        // Either may be gone with its container, which is as good.
+        let _ = runtime.delete_exec(&container_id, &exec).await;
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
 async fn send(sender: &Sender, message: Out) -> bool {
     sender
         .send(Ok(v1::ExecResponse {
@@ -98,6 +130,7 @@ struct Exec {
     container_id: String,
     id: String,
     tty: bool,
+    group: Option<ProcessGroup>,
     stdin: Option<pipe::Sender>,
     stdout: Option<Output>,
     stderr: Option<Output>,
@@ -162,33 +195,42 @@ async fn spawn(
     command: &[String],
     start: &v1::ExecStart,
 ) -> Result<Exec, SpawnError> {
-    let id = format!("exec-{}", uuid::Uuid::new_v4().simple());
+    let id = format!("{EXEC_PREFIX}{}", uuid::Uuid::new_v4().simple());
     let streams = Streams {
         stdin: start.stdin,
         stdout: start.stdout,
         stderr: start.stderr,
         tty: start.tty,
     };
-    let fifos = Fifos::make(host.fifo_dir.join(&id), streams).map_err(SpawnError::Io)?;
+    let fifos = Fifos::make(&host.fifo_dir, &id, container_id, streams).map_err(SpawnError::Io)?;
     let stdio = fifos.stdio().clone();
     let stdout = open_output(stdio.stdout.as_deref()).map_err(SpawnError::Io)?;
     let stderr = open_output(stdio.stderr.as_deref()).map_err(SpawnError::Io)?;
     let process = exec_process(process, command, start);
-    host.runtime
+    let pid = host
+        .runtime
         .exec(container_id, &id, &process, &stdio)
         .await
         .map_err(SpawnError::Runtime)?;
+    // One that has ended already leads nothing.
+    let group = ProcessGroup::led_by(pid).ok();
     let stdin = open_input(stdio.stdin.as_deref()).map_err(SpawnError::Io)?;
-    Ok(Exec {
+    let exec = Exec {
         host: host.clone(),
         container_id: container_id.to_owned(),
         id,
         tty: start.tty,
+        group,
         stdin,
         stdout,
         stderr,
         _fifos: fifos,
-    })
+    };
+    // Not every runtime honours the size in the process's spec.
+    if let Some(size) = start.size {
+        exec.resize(size).await;
+    }
+    Ok(exec)
 }
 
 /// The container's own process with another command: same user, groups, capabilities, limits and
@@ -400,6 +442,10 @@ impl Exec {
         tokio::pin!(ended);
         if let Ok(exit) = timeout(HANGUP_GRACE, &mut ended).await {
             return exit;
+        }
+        // With what it started in its own group; the runtime's kill reaches only the process.
+        if let Some(Err(error)) = self.group.as_ref().map(ProcessGroup::kill) {
+            debug!(exec = self.id, %error, "cannot kill the process group of an exec");
         }
         if let Err(error) = runtime.kill(id, Some(&self.id), SIGKILL).await {
             warn!(exec = self.id, %error, "cannot kill an exec whose client is gone");

@@ -17,6 +17,42 @@ use crate::runtime::Stdio;
 /// Size of one message of output: large enough to be cheap, small enough to be fair.
 const CHUNK: usize = 32 * 1024;
 
+/// Name prefix of every exec's folder, and of the exec itself.
+pub(super) const EXEC_PREFIX: &str = "exec-";
+/// File in an exec's folder that holds the id of its container.
+const OWNER: &str = "container";
+
+/// An exec whose streams ended with an earlier process of ours.
+pub(super) struct StaleExec {
+    pub(super) exec: String,
+    pub(super) container_id: String,
+    pub(super) dir: PathBuf,
+}
+
+/// All of them that left a folder below `parent`.
+pub(super) fn stale(parent: &Path) -> io::Result<Vec<StaleExec>> {
+    let mut found = vec![];
+    for entry in std::fs::read_dir(parent)? {
+        let dir = entry?.path();
+        let Some(exec) = dir
+            .file_name()
+            .and_then(|name| name.to_str())
+            .map(str::to_owned)
+        else {
+            continue;
+        };
+        if exec.starts_with(EXEC_PREFIX) {
+            let container_id = std::fs::read_to_string(dir.join(OWNER)).unwrap_or_default();
+            found.push(StaleExec {
+                exec,
+                container_id,
+                dir,
+            });
+        }
+    }
+    Ok(found)
+}
+
 /// The FIFOs of one exec; removed with their folder when dropped.
 pub(super) struct Fifos {
     dir: PathBuf,
@@ -33,9 +69,16 @@ pub(super) struct Streams {
 }
 
 impl Fifos {
-    /// Makes them in a new folder.
-    pub(super) fn make(dir: PathBuf, streams: Streams) -> io::Result<Self> {
+    /// Makes them in a new folder below `parent`, which says whose they are.
+    pub(super) fn make(
+        parent: &Path,
+        exec: &str,
+        container_id: &str,
+        streams: Streams,
+    ) -> io::Result<Self> {
+        let dir = parent.join(exec);
         std::fs::create_dir_all(&dir)?;
+        std::fs::write(dir.join(OWNER), container_id)?;
         let mut fifos = Self {
             dir,
             stdio: Stdio {

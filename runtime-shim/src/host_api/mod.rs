@@ -4,10 +4,12 @@ mod exec;
 mod fifo;
 mod inventory;
 mod logs;
+mod process_group;
 mod service;
 mod term;
 mod watch;
 
+pub use self::exec::end_stale;
 pub use self::inventory::{InventorySource, Machine};
 pub use self::service::HostService;
 pub use self::term::Term;

@@ -8,6 +8,7 @@ use sandman_protocol::v1;
 use sandman_protocol::v1::host_server::Host as HostRpc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inventory::InventorySource;
@@ -27,16 +28,23 @@ pub struct HostService {
     sandboxes: Arc<Sandboxes>,
     inventory: InventorySource,
     term: Arc<Term>,
+    shutdown: CancellationToken,
 }
 
 impl HostService {
-    /// The service of one host.
+    /// The service of one host. Watches end at `shutdown`; they never would by themselves.
     #[must_use]
-    pub fn new(sandboxes: Arc<Sandboxes>, inventory: InventorySource, term: Arc<Term>) -> Self {
+    pub fn new(
+        sandboxes: Arc<Sandboxes>,
+        inventory: InventorySource,
+        term: Arc<Term>,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self {
             sandboxes,
             inventory,
             term,
+            shutdown,
         }
     }
 }
@@ -128,6 +136,7 @@ impl HostRpc for HostService {
             self.inventory.clone(),
             self.term.clone(),
             term,
+            self.shutdown.clone(),
             sender,
         ));
         Ok(Response::new(ReceiverStream::new(receiver)))

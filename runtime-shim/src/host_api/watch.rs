@@ -6,6 +6,7 @@ use std::time::Duration;
 use sandman_protocol::v1;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use v1::watch_response::Item;
 
@@ -19,12 +20,13 @@ const INVENTORY_INTERVAL: Duration = Duration::from_secs(10);
 
 type Sender = mpsc::Sender<Result<v1::WatchResponse, Status>>;
 
-/// Serves one stream until the client goes or a newer leader comes.
+/// Serves one stream until the client goes, a newer leader comes or the service stops.
 pub(super) async fn serve(
     board: Arc<Board>,
     inventory: InventorySource,
     term: Arc<Term>,
     asked: u64,
+    shutdown: CancellationToken,
     sender: Sender,
 ) {
     let mut terms = term.follow();
@@ -39,6 +41,7 @@ pub(super) async fn serve(
             let _ = sender.send(Err(Status::aborted("a newer leader watches this host"))).await;
         }
         () = sender.closed() => {}
+        () = shutdown.cancelled() => {}
     }
 }
 

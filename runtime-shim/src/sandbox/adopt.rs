@@ -61,7 +61,11 @@ pub(super) async fn merge(host: &Host, known: bool, facts: &mut Facts, found: Ve
         );
         let mut attempt = Attempt::running(&newest, Timestamp::now());
         attempt.phase = phase;
-        facts.containers.entry(name).or_default().begin(attempt);
+        facts
+            .containers
+            .entry(name)
+            .or_default()
+            .begin(attempt, Timestamp::now());
     }
 }
 

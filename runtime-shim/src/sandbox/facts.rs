@@ -206,11 +206,13 @@ impl ContainerFacts {
             .map_or(0, |attempt| attempt.number.saturating_add(1))
     }
 
-    /// Puts a new attempt in the place of the ended one.
-    pub fn begin(&mut self, attempt: Attempt) {
+    /// Puts a new attempt in the place of the ended one, whose end it makes the next wait
+    /// longer for.
+    pub fn begin(&mut self, attempt: Attempt, now: Timestamp) {
         if let Some(old) = self.current.replace(attempt)
             && let Phase::Ended(termination) = old.phase
         {
+            self.crash.advance(termination.finished_at, now);
             self.last = Some(termination);
         }
     }
@@ -288,14 +290,18 @@ mod tests {
         };
         let mut facts = ContainerFacts::default();
         assert_eq!(facts.next_attempt(), 0);
-        facts.begin(attempt(0, Phase::Ended(ended(3))));
+        facts.begin(attempt(0, Phase::Ended(ended(3))), Timestamp::UNIX_EPOCH);
         assert_eq!(facts.next_attempt(), 1);
-        facts.begin(attempt(
-            1,
-            Phase::Running {
-                since: Timestamp::UNIX_EPOCH,
-            },
-        ));
+        facts.begin(
+            attempt(
+                1,
+                Phase::Running {
+                    since: Timestamp::UNIX_EPOCH,
+                },
+            ),
+            Timestamp::UNIX_EPOCH,
+        );
+        assert_eq!(facts.crash.delay(Timestamp::UNIX_EPOCH).as_secs(), 10);
         assert_eq!(facts.last, Some(ended(3)));
     }
 

@@ -309,9 +309,9 @@ impl Sandboxes {
         }
         self.host.store.remove(uid)?;
         if let Some(entry) = entries.remove(uid) {
+            // The worker takes its report back itself, so that none follows.
             entry.shared.send(|inbox| inbox.stop = true);
         }
-        self.host.board.forget(uid);
         Ok(())
     }
 

@@ -85,7 +85,7 @@ enum Qos {
 fn qos(sandbox: &v1::SandboxSpec) -> Qos {
     let all = || {
         let containers = sandbox.init_containers.iter().chain(&sandbox.containers);
-        containers.map(|c| c.resources.clone().unwrap_or_default())
+        containers.map(|c| c.resources.unwrap_or_default())
     };
     let guaranteed = |r: &v1::ContainerResources| {
         r.cpu_limit_millis > 0

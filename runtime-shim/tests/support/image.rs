@@ -16,8 +16,8 @@ pub(crate) struct TestImage {
 
 const APPLETS: &[&str] = &[
     "cat", "dd", "echo", "env", "false", "head", "hostname", "id", "kill", "ls", "md5sum", "mkdir",
-    "mount", "ps", "rm", "seq", "sh", "sleep", "stty", "tail", "test", "touch", "true", "wc",
-    "yes",
+    "mount", "nc", "ps", "rm", "seq", "sh", "sleep", "stty", "tail", "test", "touch", "true",
+    "unshare", "wc", "yes",
 ];
 
 fn digest(bytes: &[u8]) -> String {

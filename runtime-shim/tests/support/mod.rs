@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -289,6 +289,19 @@ fn processes(needle: &str) -> Vec<(i32, String)> {
     .collect()
 }
 
+/// Takes away what is mounted below a folder in this thread's namespace.
+fn unmount_below(dir: &Path) {
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let mut below: Vec<&str> = points
+        .filter(|point| Path::new(point).starts_with(dir))
+        .collect();
+    below.reverse();
+    for point in below {
+        let _ = umount2(point, MntFlags::MNT_DETACH);
+    }
+}
+
 fn end(child: Option<Child>) {
     if let Some(mut child) = child {
         let _ = child.kill();
@@ -321,6 +334,7 @@ impl Drop for TestHost {
             }
             let _ = std::fs::remove_dir(pod);
         }
+        unmount_below(self.dir.path());
         for hierarchy in std::fs::read_dir("/sys/fs/cgroup")
             .into_iter()
             .flatten()

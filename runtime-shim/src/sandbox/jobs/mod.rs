@@ -84,7 +84,7 @@ pub enum Outcome {
     /// Volumes and managed files.
     Volumes(Result<VolumePaths, Waiting>),
     /// A container's image.
-    Image(String, Result<Image, ImageError>),
+    Image(String, Box<Result<Image, ImageError>>),
     /// A container's start.
     Start(String, Box<Started>),
     /// A container's last words.

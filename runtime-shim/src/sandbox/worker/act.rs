@@ -1,0 +1,176 @@
+//! Carries out what was planned. What takes time becomes a job.
+
+use jiff::Timestamp;
+
+use super::Worker;
+use crate::sandbox::facts::Ended;
+use crate::sandbox::identity::{Identity, Kind, signal_number, spec_hash};
+use crate::sandbox::jobs::{self, About, Outcome, StartRequest};
+use crate::sandbox::live::Step;
+use crate::sandbox::plan::{Action, Why, grace};
+
+const SIGKILL: u32 = libc::SIGKILL as u32;
+
+impl Worker {
+    pub(super) async fn act(&mut self, action: Action, now: Timestamp) {
+        match action {
+            Action::SetUpNetwork => {
+                self.live.network.begin();
+                let (host, spec) = (self.host.clone(), self.spec.clone());
+                self.jobs.spawn(async move {
+                    Outcome::Network(jobs::set_up_network(&host, &spec).await)
+                });
+            }
+            Action::ApplyVolumes => {
+                let Some(network) = self.network.clone() else {
+                    return;
+                };
+                self.live.volumes.begin();
+                let (host, spec) = (self.host.clone(), self.spec.clone());
+                self.jobs.spawn(async move {
+                    Outcome::Volumes(jobs::apply_volumes(&host, &spec, &network).await)
+                });
+            }
+            Action::EnsureImage(name) => self.ensure_image(name),
+            Action::Start(name) => self.start(&name),
+            Action::Ask { container, why } => self.ask(&container, why, now).await,
+            Action::Kill(name) => self.kill(&name, now).await,
+            Action::AbandonImage(name) => {
+                if let Some(pull) = self.pulls.remove(&name) {
+                    pull.abort();
+                }
+                self.live.containers.entry(name).or_default().image = Step::Todo;
+            }
+            Action::End { reason, message } => {
+                self.facts.ended = Some(Ended {
+                    reason: reason.to_owned(),
+                    message: message.to_owned(),
+                    deadline: now.saturating_add(grace(&self.spec)).unwrap_or(now),
+                });
+                self.persist();
+                self.shared.wake.notify_one();
+            }
+            Action::TearDown => {
+                self.live.teardown.begin();
+                let (host, spec, facts) =
+                    (self.host.clone(), self.spec.clone(), self.facts.clone());
+                self.jobs.spawn(async move {
+                    Outcome::TornDown(jobs::tear_down(&host, &spec, &facts).await)
+                });
+            }
+        }
+    }
+
+    pub(super) fn ensure_image(&mut self, name: String) {
+        let Some((container, kind)) = self.member(&name) else {
+            return;
+        };
+        self.live
+            .containers
+            .entry(name.clone())
+            .or_default()
+            .image
+            .begin();
+        let (host, spec) = (self.host.clone(), self.spec.clone());
+        let key = name.clone();
+        let pull = self.jobs.spawn(async move {
+            let image = jobs::ensure_image(&host, &spec, &container, kind).await;
+            Outcome::Image(name, Box::new(image))
+        });
+        self.pulls.insert(key, pull);
+    }
+
+    pub(super) fn start(&mut self, name: &str) {
+        let Some((container, kind)) = self.member(name) else {
+            return;
+        };
+        let (Some(image), Some(network), Some(paths)) = (
+            self.images.get(name).cloned(),
+            self.network.clone(),
+            self.facts.volumes.clone(),
+        ) else {
+            return;
+        };
+        let facts = self.facts.containers.entry(name.to_owned()).or_default();
+        let previous = facts.current.clone();
+        let stop_signal = image
+            .config
+            .config()
+            .as_ref()
+            .and_then(|c| c.stop_signal().clone());
+        let identity = Identity {
+            uid: self.spec.uid.clone(),
+            namespace: self.spec.namespace.clone(),
+            pod: self.spec.name.clone(),
+            container: name.to_owned(),
+            attempt: facts.next_attempt(),
+            kind,
+            spec_hash: spec_hash(&container),
+            image: container.image.clone(),
+            image_id: image.image_id.clone(),
+            stop_signal: signal_number(stop_signal.as_deref().unwrap_or_default()),
+        };
+        let live = self.live.containers.entry(name.to_owned()).or_default();
+        live.start.begin();
+        (live.asked_at, live.killed_at) = (None, None);
+        let request = StartRequest {
+            spec: self.spec.clone(),
+            container,
+            identity,
+            image,
+            network,
+            paths,
+            previous: previous.map(|attempt| attempt.id),
+        };
+        let (host, name) = (self.host.clone(), name.to_owned());
+        self.jobs.spawn(async move {
+            let started = jobs::start(&host, &request).await;
+            Outcome::Start(name, Box::new(started))
+        });
+    }
+
+    pub(super) async fn ask(&mut self, name: &str, why: Why, now: Timestamp) {
+        let Some(attempt) = self.facts.attempt(name).cloned() else {
+            return;
+        };
+        let kind = self.member(name).map_or(Kind::Regular, |(_, kind)| kind);
+        let message = match why {
+            Why::Stopping => format!("Stopping container {name}"),
+            Why::Changed => format!("Container {name} definition changed, will be restarted"),
+        };
+        self.host.event(
+            &self.spec,
+            About::container(name, kind),
+            "Killing",
+            &message,
+        );
+        self.live
+            .containers
+            .entry(name.to_owned())
+            .or_default()
+            .asked_at = Some(now);
+        if let Err(error) = self
+            .host
+            .runtime
+            .kill(&attempt.id, None, attempt.stop_signal)
+            .await
+        {
+            // The kill that follows at the deadline does not depend on this.
+            self.look_later(&error);
+        }
+    }
+
+    pub(super) async fn kill(&mut self, name: &str, now: Timestamp) {
+        let Some(id) = self.facts.attempt(name).map(|attempt| attempt.id.clone()) else {
+            return;
+        };
+        self.live
+            .containers
+            .entry(name.to_owned())
+            .or_default()
+            .killed_at = Some(now);
+        if let Err(error) = self.host.runtime.kill(&id, None, SIGKILL).await {
+            self.look_later(&error);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! One task a sandbox: takes wishes and hints, looks, plans, starts jobs, writes facts down, tells.
+//!
+//! Nothing here is remembered only by the order of steps. The task may die at any line; the next
+//! one starts from the record, containerd's labels and the tasks' states.
+
+mod act;
+mod observe;
+mod outcome;
+mod tell;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::{SignedDuration, Timestamp};
+use sandman_protocol::v1;
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tracing::warn;
+
+use super::adopt;
+use super::facts::{Attempt, Facts, Removal};
+use super::identity::{Identity, Kind};
+use super::jobs::{Host, Outcome};
+use super::live::{Live, Step, Waiting};
+use super::plan::{members, plan};
+use super::view::View;
+use crate::images::Image;
+use crate::logs::ContainerLog;
+use crate::network::PodNetwork;
+
+/// Longest delay between tries of what only needs another try.
+const MAX_RETRY: SignedDuration = SignedDuration::from_secs(30);
+
+/// Wishes and hints for a worker, newest wins.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub(super) spec: Option<v1::SandboxSpec>,
+    pub(super) removal: Option<Removal>,
+    pub(super) look: bool,
+    pub(super) stop: bool,
+}
+
+/// What the rest of the process sees of a worker.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) inbox: Mutex<Inbox>,
+    pub(super) wake: Notify,
+    pub(super) view: Mutex<Arc<View>>,
+}
+
+impl Shared {
+    pub(super) fn send(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        self.wake.notify_one();
+    }
+}
+
+struct Output {
+    log: Option<ContainerLog>,
+    running: watch::Sender<bool>,
+}
+
+/// The state of one worker.
+pub(super) struct Worker {
+    host: Arc<Host>,
+    shared: Arc<Shared>,
+    spec: v1::SandboxSpec,
+    facts: Facts,
+    live: Live,
+    network: Option<PodNetwork>,
+    images: HashMap<String, Image>,
+    outputs: HashMap<String, Output>,
+    jobs: JoinSet<Outcome>,
+    pulls: HashMap<String, AbortHandle>,
+    look_at: Option<Timestamp>,
+}
+
+impl Worker {
+    /// A worker for a sandbox with this record.
+    pub(super) fn new(
+        host: Arc<Host>,
+        shared: Arc<Shared>,
+        spec: v1::SandboxSpec,
+        facts: Facts,
+        contents_known: bool,
+    ) -> Self {
+        Self {
+            host,
+            shared,
+            spec,
+            facts,
+            live: Live {
+                contents_known,
+                ..Default::default()
+            },
+            network: None,
+            images: HashMap::new(),
+            outputs: HashMap::new(),
+            jobs: JoinSet::new(),
+            pulls: HashMap::new(),
+            look_at: None,
+        }
+    }
+
+    /// Takes over what an earlier process left in containerd.
+    pub(super) async fn adopt(&mut self, found: Vec<Identity>) {
+        let known = self.spec.schema > 0;
+        adopt::merge(&self.host, known, &mut self.facts, found).await;
+        if self.facts.volumes.is_some() {
+            self.live.volumes = Step::Done;
+        }
+        let running: Vec<(String, Attempt)> = self
+            .facts
+            .containers
+            .iter()
+            .filter_map(|(name, facts)| Some((name.clone(), facts.current.clone()?)))
+            .filter(|(_, attempt)| attempt.is_live())
+            .collect();
+        for (name, attempt) in running {
+            let log = adopt::reopen_log(&self.host, &self.spec, &name, &attempt);
+            self.outputs.insert(
+                name,
+                Output {
+                    log,
+                    running: watch::Sender::new(true),
+                },
+            );
+        }
+        self.look().await;
+        self.persist();
+        self.publish();
+    }
+
+    /// Runs until the sandbox is forgotten.
+    pub(super) async fn run(mut self) {
+        loop {
+            if self.take_wishes().await {
+                return;
+            }
+            let now = Timestamp::now();
+            if self.look_at.is_some_and(|at| at <= now) {
+                self.look().await;
+            }
+            let decided = plan(&self.spec, &self.facts, &self.live, now);
+            for action in decided.actions {
+                self.act(action, now).await;
+            }
+            let noted = self.note_backoff(now);
+            self.publish();
+            let wake = [decided.wake, self.look_at, noted]
+                .into_iter()
+                .flatten()
+                .min();
+            self.wait(wake).await;
+        }
+    }
+
+    async fn wait(&mut self, wake: Option<Timestamp>) {
+        let sleep = async {
+            match wake {
+                Some(at) => {
+                    let left = at.duration_since(Timestamp::now());
+                    tokio::time::sleep(left.try_into().unwrap_or_default()).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.shared.wake.notified() => {}
+            Some(done) = self.jobs.join_next() => match done {
+                Ok(outcome) => self.finish(outcome),
+                // An abandoned pull; a panic is a mistake of ours that must not stop the rest.
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => {
+                    warn!(pod_uid = self.spec.uid, %error, "a job of the sandbox died");
+                    self.forget_busy_steps();
+                }
+            },
+            () = sleep => {}
+        }
+    }
+
+    /// True when the sandbox is forgotten.
+    async fn take_wishes(&mut self) -> bool {
+        let inbox = std::mem::take(
+            &mut *self
+                .shared
+                .inbox
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        if inbox.stop {
+            self.host.board.forget(&self.spec.uid);
+            return true;
+        }
+        if let Some(spec) = inbox.spec {
+            let contents_changed = !self.live.contents_known || spec.volumes != self.spec.volumes;
+            if contents_changed && !self.live.volumes.is_busy() {
+                self.live.volumes = Step::Todo;
+            } else if contents_changed {
+                // The job at it has the old contents: another follows.
+                self.live.volumes = Step::Busy(None);
+                self.live.volumes_again = true;
+            }
+            self.live.contents_known = true;
+            self.spec = spec;
+        }
+        if let Some(removal) = inbox.removal
+            && self
+                .facts
+                .removal
+                .as_ref()
+                .is_none_or(|old| removal.deadline < old.deadline)
+        {
+            self.facts.removal = Some(removal);
+            self.persist();
+        }
+        if inbox.look {
+            self.look().await;
+        }
+        false
+    }
+
+    fn member(&self, name: &str) -> Option<(v1::Container, Kind)> {
+        members(&self.spec)
+            .find(|member| member.spec.name == name)
+            .map(|member| (member.spec.clone(), member.kind))
+    }
+
+    fn forget_busy_steps(&mut self) {
+        let now = Timestamp::now();
+        let waiting = || Waiting {
+            reason: "InternalError".to_owned(),
+            message: "a task of the host service died; see its log".to_owned(),
+        };
+        let steps = self
+            .live
+            .containers
+            .values_mut()
+            .flat_map(|live| {
+                live.collecting = false;
+                [&mut live.image, &mut live.start]
+            })
+            .chain([
+                &mut self.live.network,
+                &mut self.live.volumes,
+                &mut self.live.teardown,
+            ]);
+        for step in steps.filter(|step| step.is_busy()) {
+            step.fail(now, MAX_RETRY, waiting());
+        }
+        self.look_at = Some(now);
+    }
+
+    fn persist(&self) {
+        if let Err(error) = self.host.store.write_facts(&self.spec.uid, &self.facts) {
+            warn!(pod_uid = self.spec.uid, %error, "cannot write the record of the sandbox");
+        }
+    }
+}
