@@ -79,10 +79,10 @@ async fn output_of_both_streams_is_kept() {
     };
     assert_eq!(
         fixture.read(request(v1::LogStream::Stdout)).await,
-        "out 1\nout 2\n"
+        "out 1\nout 2"
     );
     assert_eq!(fixture.read(request(v1::LogStream::Stderr)).await, "err\n");
-    assert_eq!(fixture.store.tail_for_message(&fixture.id).await.len(), 16);
+    assert_eq!(fixture.store.tail_for_message(&fixture.id).await.len(), 15);
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn a_follower_waits_for_output_and_ends_with_the_container() {
     drop(writer);
     log.finish().await;
     running.send(false).unwrap();
-    assert_eq!(collect(stream).await, "last words\n");
+    assert_eq!(collect(stream).await, "last words");
 }
 
 #[tokio::test]

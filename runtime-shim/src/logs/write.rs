@@ -72,12 +72,13 @@ impl Writer {
         self.flush()
     }
 
-    /// Takes the end of a stream: a last line without newline is whole now.
+    /// Takes the end of a stream. A last line without newline is written as
+    /// partial, as containerd's CRI does, so that readers add none.
     pub(super) fn end(&mut self, stream: Stream) -> io::Result<()> {
         let unfinished = std::mem::take(&mut self.unfinished[stream as usize]);
         if !unfinished.is_empty() {
             let time = entry::format_time(Timestamp::now());
-            entry::append(&mut self.batch, &time, stream, false, &unfinished);
+            entry::append(&mut self.batch, &time, stream, true, &unfinished);
         }
         self.flush()
     }
@@ -164,8 +165,9 @@ mod tests {
             writer.output(Stream::Stdout, data).unwrap();
         }
         writer.end(Stream::Stdout).unwrap();
-        let texts: Vec<_> = entries(&writer).into_iter().map(|(_, text)| text).collect();
-        assert_eq!(texts, [&b"one"[..], b"two", b"", b"three"]);
+        let want = [(false, "one"), (false, "two"), (false, ""), (true, "three")]
+            .map(|(partial, text)| (partial, text.as_bytes().to_vec()));
+        assert_eq!(entries(&writer), want);
     }
 
     #[test]
