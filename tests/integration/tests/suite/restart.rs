@@ -103,7 +103,8 @@ fn never_does_not_restart() {
     Scope::run(|scope| async move {
         let pod = PodBuilder::new("once")
             .restart_policy("Never")
-            .container(container(&scope.cluster, "main", "kill -KILL $$"))
+            // Kubernetes itself turns `$$` into `$`.
+            .container(container(&scope.cluster, "main", "kill -KILL $$$$"))
             .build();
         scope.create_pod(&pod).await?;
         let pod = wait_pod(&scope.api(), "once", "failed", |pod: &Pod| {

@@ -13,7 +13,7 @@ fn two_containers_meet_on_localhost() {
             .container(container(
                 cluster,
                 "server",
-                "echo hello from the other side | nc -l -p 8080 -s 127.0.0.1",
+                "echo hello from the other side | nc -l -p 8080",
             ))
             .container(container(
                 cluster,
