@@ -1,5 +1,7 @@
 //! Execs in real sandboxes: exit codes, streams, terminals, clients that vanish.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! Deaths of this service and of containerd: nothing is lost, doubled or left over.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use sandman_protocol::v1;

@@ -2,6 +2,8 @@
 //!
 //! `cargo test -p sandman-runtime-shim -- --ignored` as root.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::collections::BTreeSet;

@@ -326,6 +326,12 @@ impl Drop for TestHost {
         for (pid, _) in processes(&self.dir.path().to_string_lossy()) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
+        // They end at their own pace, and hold their folders until then.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !processes(&self.dir.path().to_string_lossy()).is_empty() && Instant::now() < deadline
+        {
+            std::thread::yield_now();
+        }
         for pod in self.cgroups() {
             if let Ok(pids) = std::fs::read_to_string(pod.join("cgroup.procs")) {
                 for pid in pids.lines().filter_map(|line| line.parse().ok()) {
