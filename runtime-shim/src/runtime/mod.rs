@@ -134,6 +134,8 @@ pub trait Runtime: Send + Sync + 'static {
     async fn create(&self, container: &NewContainer) -> Result<(), RuntimeError>;
 
     /// Makes the container's namespaces and main process, ready to be started.
+    /// `AlreadyExists` means that an earlier call, perhaps of a process that was killed, got
+    /// there first.
     async fn create_task(
         &self,
         id: &str,

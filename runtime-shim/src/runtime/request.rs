@@ -66,6 +66,10 @@ impl From<Status> for RuntimeError {
             }
             // A process that is gone is reported as a failure of kill(2) by some shims.
             Code::Unknown if text.contains("process already finished") => Self::NotFound(text),
+            // containerd 1.6 gives no code when the bundle of a task is there already.
+            Code::Unknown if text.contains("mkdir") && text.ends_with("file exists") => {
+                Self::AlreadyExists(text)
+            }
             _ => Self::Failed(text),
         }
     }
@@ -94,6 +98,13 @@ mod tests {
         assert!(matches!(
             error(Code::Unknown, "os: process already finished: unknown"),
             RuntimeError::NotFound(_)
+        ));
+        assert!(matches!(
+            error(
+                Code::Unknown,
+                "failed to start shim: mkdir /run/x: file exists"
+            ),
+            RuntimeError::AlreadyExists(_)
         ));
         assert_eq!(
             error(Code::Unknown, "OCI runtime create failed").to_string(),

@@ -212,14 +212,18 @@ async fn run(
     };
     host.metrics.runtime_error();
     let message = error.to_string();
-    host.event(
-        &request.spec,
-        request.trouble(),
-        "Failed",
-        &format!("Error: {message}"),
-    );
+    // What a call of this service's last process left half done is not this container's fault.
+    let overtaken = matches!(error, RuntimeError::AlreadyExists(_));
+    if !overtaken {
+        host.event(
+            &request.spec,
+            request.trouble(),
+            "Failed",
+            &format!("Error: {message}"),
+        );
+    }
     let removed = destroy(host, id).await;
-    if error.is_unavailable() || removed.is_err() {
+    if overtaken || error.is_unavailable() || removed.is_err() {
         return Started::Retry(Waiting {
             reason: "RunContainerError".to_owned(),
             message,
