@@ -25,7 +25,9 @@ fn its_pods_are_not_ready_until_it_returns() {
             .status
             .and_then(|status| status.host_ip)
             .context("hostIP")?;
-        let host = u32::from(!lost.ends_with(".11"));
+        // Hosts have the addresses .11, .12, ...
+        let number: u32 = lost.rsplit('.').next().unwrap_or("").parse()?;
+        let host = number - 11;
         scope.cluster.kill(Component::RuntimeShim(host)).await?;
         let pod = wait_pod(&pods, "p-0", "not ready", |pod: &Pod| {
             condition(pod, "Ready") == "False"

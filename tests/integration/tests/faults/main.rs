@@ -2,6 +2,7 @@
 //! (`--test-threads=1`), and put back what they killed.
 
 mod burst;
+mod fleet;
 mod host;
 mod identity;
 mod registry;

@@ -13,4 +13,5 @@ mod logs;
 mod node_identity;
 mod restart;
 mod sharing;
+mod transport;
 mod volumes;
