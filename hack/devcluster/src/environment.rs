@@ -17,7 +17,7 @@ pub(crate) fn variables(layout: &Layout) -> anyhow::Result<BTreeMap<&'static str
     let node = pki::write_node_kubeconfig(layout, &pki, &settings, NODE)?;
     let loopback = |port: u16| format!("127.0.0.1:{port}");
     let admin = pki.client(&User::Admin);
-    Ok(BTreeMap::from([
+    let mut variables = BTreeMap::from([
         (
             "KUBECONFIG",
             pki::admin_kubeconfig_path(layout).display().to_string(),
@@ -68,7 +68,12 @@ pub(crate) fn variables(layout: &Layout) -> anyhow::Result<BTreeMap<&'static str
         ("SANDMAN_ADMIN_CERT", admin.cert.display().to_string()),
         ("SANDMAN_ADMIN_KEY", admin.key.display().to_string()),
         ("SANDMAN_NODE_KUBECONFIG", node.display().to_string()),
-    ]))
+    ]);
+    // A cluster without hosts has no use for images.
+    if let Ok(program) = settings.artifacts.binary("sandman-images") {
+        variables.insert("SANDMAN_IMAGES", program.display().to_string());
+    }
+    Ok(variables)
 }
 
 /// Prints the variables.

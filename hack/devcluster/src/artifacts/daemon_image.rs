@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail};
-
-use super::temporary_beside;
+use sandman_go_build::temporary_beside;
 
 /// Any fixed value: the same agent makes the same image.
 const UUID: &str = "53414e44-4d41-4e00-8000-000000000001";

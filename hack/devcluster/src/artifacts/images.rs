@@ -24,7 +24,7 @@ pub(crate) fn ensure(
     if fs::read_to_string(&pushed).is_ok_and(|of| of == recipe) {
         return Ok(());
     }
-    let images = super::cache_dir()?.join("images");
+    let images = sandman_go_build::cache_dir()?.join("images");
     progress.say("building the test images");
     run(Command::new(program).arg("build").arg("--out").arg(&images))?;
     progress.say("pushing the test images");

@@ -6,11 +6,11 @@ mod daemon_image;
 pub(crate) mod images;
 mod kube_dev;
 
-use std::env;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
+use sandman_go_build::temporary_beside;
 
 use crate::layout::Layout;
 use crate::progress::Progress;
@@ -72,21 +72,4 @@ fn copy_if_changed(from: &Path, to: &Path) -> anyhow::Result<()> {
         .open(&temporary)?
         .set_modified(source.modified()?)?;
     fs::rename(&temporary, to).with_context(|| format!("cannot write {}", to.display()))
-}
-
-/// What takes minutes to make and is the same for every checkout.
-fn cache_dir() -> anyhow::Result<PathBuf> {
-    let base = match env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(env::var_os("HOME").context("HOME is not set")?).join(".cache"),
-    };
-    Ok(base.join("sandman"))
-}
-
-/// A name in the same folder, from which a finished file is renamed.
-fn temporary_beside(path: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    Ok(path.with_extension(format!("new-{}", std::process::id())))
 }
