@@ -14,12 +14,18 @@ use crate::debian::{self, Debian};
 use crate::layer::{self, Built};
 use crate::layout::Layout;
 use crate::recipe::{self, Part, Recipe};
+use crate::supplies::Supplies;
 use crate::tree::{EPOCH_TEXT, Tree};
-use crate::{catalog, program, repository};
+use crate::{program, repository};
 
-/// Builds what is not in the layout at `out` yet; only the images in `only`
-/// (last part of the name, without tag) unless that is empty.
-pub(crate) fn run(out: &Path, only: &[String]) -> anyhow::Result<()> {
+/// Builds those of `recipes` that are not in the layout at `out` yet; only the
+/// images in `only` (last part of the name, without tag) unless that is empty.
+pub(crate) fn run(
+    recipes: &[Recipe],
+    out: &Path,
+    only: &[String],
+    supplies: &Supplies,
+) -> anyhow::Result<()> {
     let short = |recipe: &Recipe| {
         recipe
             .name
@@ -28,7 +34,6 @@ pub(crate) fn run(out: &Path, only: &[String]) -> anyhow::Result<()> {
             .unwrap_or(recipe.name)
             .to_owned()
     };
-    let recipes = catalog::all();
     if let Some(unknown) = only
         .iter()
         .find(|name| recipes.iter().all(|r| short(r) != **name))
@@ -46,7 +51,7 @@ pub(crate) fn run(out: &Path, only: &[String]) -> anyhow::Result<()> {
         .iter()
         .filter(|r| only.is_empty() || only.contains(&short(r)))
     {
-        let (reference, hash) = (recipe.reference(), recipe.hash()?);
+        let (reference, hash) = (recipe.reference(), recipe.hash(supplies)?);
         if layout.holds(&reference, &hash)? {
             tracing::info!(image = reference, "unchanged");
             continue;
@@ -54,7 +59,11 @@ pub(crate) fn run(out: &Path, only: &[String]) -> anyhow::Result<()> {
         tracing::info!(image = reference, "building");
         let work = tempfile::tempdir_in(&work)?;
         let debian = Debian::new(&work.path().join("packages"))?;
-        let mut builder = Builder { debian, work };
+        let mut builder = Builder {
+            debian,
+            work,
+            supplies,
+        };
         builder
             .build(recipe, &hash, &layout)
             .with_context(|| reference)?;
@@ -63,12 +72,13 @@ pub(crate) fn run(out: &Path, only: &[String]) -> anyhow::Result<()> {
 }
 
 /// What one recipe is followed with.
-struct Builder {
+struct Builder<'a> {
     debian: Debian,
     work: TempDir,
+    supplies: &'a Supplies,
 }
 
-impl Builder {
+impl Builder<'_> {
     fn build(&mut self, recipe: &Recipe, hash: &str, layout: &Layout) -> anyhow::Result<()> {
         let mut layers: Vec<Built> = Vec::new();
         for layer in &recipe.layers {
@@ -141,9 +151,12 @@ impl Builder {
             } => tree.file(path, mode, content.into()),
             Part::Symlink { path, target } => tree.symlink(path, target),
             Part::Applets { busybox } => self.applets(busybox, tree)?,
-            Part::Program { path, source } => {
+            Part::Program { path, mode, source } => {
                 let folder = self.folder()?;
-                tree.file(path, 0o755, program::compile(source, folder.path())?);
+                tree.file(path, mode, program::compile(source, folder.path())?);
+            }
+            Part::Supplied { path, name } => {
+                tree.file(path, 0o755, self.supplies.get(name)?.to_vec());
             }
             Part::Repository { path, commits } => {
                 let folder = self.folder()?;

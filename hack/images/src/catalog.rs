@@ -1,18 +1,35 @@
-//! The images.
+//! The images of the dev cluster, and the sets that images come in.
 
+use clap::ValueEnum;
+
+use crate::conformance;
 use crate::recipe::{Commit, Config, Layer, Part, Recipe};
 
-const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// All images, the small ones first.
-pub(crate) fn all() -> Vec<Recipe> {
-    vec![
-        pause(),
-        scratch_static(),
-        busybox(),
-        nonroot_entrypoint(),
-        python_swe(),
-    ]
+/// Images that are built and pushed together.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Set {
+    /// What users of the dev cluster and its tests bring.
+    Dev,
+    /// What Kubernetes' own tests run.
+    Conformance,
+}
+
+impl Set {
+    /// The set's images, the small ones first.
+    pub(crate) fn recipes(self) -> Vec<Recipe> {
+        match self {
+            Self::Dev => vec![
+                pause("sandman/pause", "1"),
+                scratch_static(),
+                busybox(),
+                nonroot_entrypoint(),
+                python_swe(),
+            ],
+            Self::Conformance => conformance::recipes(),
+        }
+    }
 }
 
 /// A small image with a shell.
@@ -29,7 +46,7 @@ fn busybox() -> Recipe {
     }
 }
 
-fn busybox_layer() -> Layer {
+pub(crate) fn busybox_layer() -> Layer {
     let mut parts = skeleton(
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/home:/bin/false\n",
         "root:x:0:\nnogroup:x:65534:\n",
@@ -99,6 +116,7 @@ fn scratch_static() -> Recipe {
             created_by: "a static program",
             parts: vec![Part::Program {
                 path: "static",
+                mode: 0o755,
                 source: include_str!("../programs/static.rs"),
             }],
         }],
@@ -111,14 +129,15 @@ fn scratch_static() -> Recipe {
 }
 
 /// Holds the namespaces of a pod on the kubelet that Sandman is compared with.
-fn pause() -> Recipe {
+pub(crate) fn pause(name: &'static str, tag: &'static str) -> Recipe {
     Recipe {
-        name: "sandman/pause",
-        tag: "1",
+        name,
+        tag,
         layers: vec![Layer {
             created_by: "a static program",
             parts: vec![Part::Program {
                 path: "pause",
+                mode: 0o755,
                 source: include_str!("../programs/pause.rs"),
             }],
         }],
@@ -206,7 +225,7 @@ fn python_swe() -> Recipe {
 
 /// The directories every distribution has, in the merged layout to which
 /// [`crate::debian`] maps all packages, and the users.
-fn skeleton(passwd: &'static str, group: &'static str) -> Vec<Part> {
+pub(crate) fn skeleton(passwd: &'static str, group: &'static str) -> Vec<Part> {
     let directory = |path, mode| Part::Directory {
         path,
         mode,

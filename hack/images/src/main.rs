@@ -2,10 +2,12 @@
 //!
 //! The images stand for what users bring: a small one, a large one of several
 //! layers, one without anything but a program, and one with its own user and
-//! ENTRYPOINT. Nothing here is specific to Sandman, and nothing of it is shipped.
+//! ENTRYPOINT; a second set stands in for the images of Kubernetes' own tests.
+//! Nothing here is specific to Sandman, and nothing of it is shipped.
 
 mod build;
 mod catalog;
+mod conformance;
 mod debian;
 mod layer;
 mod layout;
@@ -13,6 +15,7 @@ mod program;
 mod push;
 mod recipe;
 mod repository;
+mod supplies;
 mod tree;
 
 use std::io::IsTerminal;
@@ -21,7 +24,9 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
+use crate::catalog::Set;
 use crate::push::Registry;
+use crate::supplies::{Supplies, Supply};
 
 /// Builds and pushes the test images.
 #[derive(Debug, Parser)]
@@ -40,6 +45,12 @@ enum Command {
         /// Folder of the image layout; made if it does not exist.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
+        /// Which images.
+        #[arg(long, value_enum, default_value_t = Set::Dev)]
+        set: Set,
+        /// A program that images hold and that was built elsewhere; may be repeated.
+        #[arg(long, value_name = "NAME=FILE")]
+        supply: Vec<Supply>,
         /// Build only this image; may be repeated.
         #[arg(long, value_name = "NAME")]
         only: Vec<String>,
@@ -80,7 +91,12 @@ async fn main() -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     match Cli::parse().command {
-        Command::Build { out, only } => build::run(&out, &only),
+        Command::Build {
+            out,
+            set,
+            supply,
+            only,
+        } => build::run(&set.recipes(), &out, &only, &Supplies::read(&supply)?),
         Command::Push {
             from,
             registry,

@@ -3,6 +3,8 @@
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::supplies::Supplies;
+
 /// Counts changes of this program that make other images from equal recipes.
 const FORMAT: u32 = 1;
 
@@ -55,7 +57,13 @@ pub(crate) enum Part {
     /// A Rust source file, compiled to a static executable.
     Program {
         path: &'static str,
+        mode: u32,
         source: &'static str,
+    },
+    /// A program that the caller has built, by the name it is supplied under.
+    Supplied {
+        path: &'static str,
+        name: &'static str,
     },
     /// A git repository with its work tree.
     Repository {
@@ -94,27 +102,58 @@ impl Recipe {
 
     /// Hex SHA-256 of all that decides what the image holds, except the versions
     /// of packages: those are whatever the distribution has on the day.
-    pub(crate) fn hash(&self) -> anyhow::Result<String> {
+    pub(crate) fn hash(&self, supplies: &Supplies) -> anyhow::Result<String> {
         let text = serde_json::to_vec(&(FORMAT, std::env::consts::ARCH, self))?;
-        Ok(hex::encode(Sha256::digest(text)))
+        let mut hash = Sha256::new_with_prefix(text);
+        for part in self.layers.iter().flat_map(|layer| &layer.parts) {
+            if let Part::Supplied { name, .. } = part {
+                hash.update(Sha256::digest(supplies.get(name)?));
+            }
+        }
+        Ok(hex::encode(hash.finalize()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::catalog;
+    use crate::catalog::Set;
+    use crate::supplies::Supplies;
 
     #[test]
     fn hashes_tell_recipes_apart() {
-        let recipes = catalog::all();
-        let mut hashes: Vec<String> = recipes.iter().map(|r| r.hash().unwrap()).collect();
-        assert_eq!(hashes[0], recipes[0].hash().unwrap());
+        let none = Supplies::default();
+        let recipes = Set::Dev.recipes();
+        let mut hashes: Vec<String> = recipes.iter().map(|r| r.hash(&none).unwrap()).collect();
+        assert_eq!(hashes[0], recipes[0].hash(&none).unwrap());
         hashes.sort();
         hashes.dedup();
         assert_eq!(hashes.len(), recipes.len());
 
         let mut changed = recipes[0].clone();
         changed.config.cmd = &["other"];
-        assert_ne!(changed.hash().unwrap(), recipes[0].hash().unwrap());
+        assert_ne!(
+            changed.hash(&none).unwrap(),
+            recipes[0].hash(&none).unwrap()
+        );
+    }
+
+    #[test]
+    fn hashes_follow_supplied_programs() {
+        let recipes = Set::Conformance.recipes();
+        let agnhost = recipes
+            .iter()
+            .find(|r| r.name.ends_with("agnhost"))
+            .unwrap();
+        let hash = |content: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), content).unwrap();
+            let supply = format!("agnhost={}", file.path().display())
+                .parse()
+                .unwrap();
+            agnhost.hash(&Supplies::read(&[supply]).unwrap()).unwrap()
+        };
+        assert_eq!(hash("one"), hash("one"));
+        assert_ne!(hash("one"), hash("two"));
+        assert!(agnhost.hash(&Supplies::default()).is_err());
     }
 }
