@@ -30,6 +30,8 @@ use crate::sandbox::view::View;
 use crate::sandbox::{Host, Sandboxes};
 use crate::spec::AGENT_PATH;
 
+/// Commands that the agent stands in for where an image lacks them.
+const AGENT_COMMANDS: [&str; 2] = ["tar", "test"];
 /// How long output may follow the end of the process: children that it left behind may hold the
 /// streams open for ever.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -165,8 +167,10 @@ async fn begin(
     };
     match spawn(host, &attempt.id, &process, &start.command, start).await {
         Ok(exec) => Ok(exec),
-        // Images without tar: the agent has one, enough for `kubectl cp`.
-        Err(SpawnError::Runtime(error)) if is_missing(&error) && start.command[0] == "tar" => {
+        // Images without tar or test: the agent has what `kubectl cp` needs of them.
+        Err(SpawnError::Runtime(error))
+            if is_missing(&error) && AGENT_COMMANDS.contains(&start.command[0].as_str()) =>
+        {
             let mut command = vec![AGENT_PATH.to_owned()];
             command.extend(start.command.iter().cloned());
             match spawn(host, &attempt.id, &process, &command, start).await {
