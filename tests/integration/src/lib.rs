@@ -18,5 +18,6 @@ pub use self::node_port::{Answer, NodePort};
 pub use self::pods::{PodBuilder, container, images};
 pub use self::scope::Scope;
 pub use self::wait::{
-    DEADLINE, condition, container_state, is_phase, is_ready, wait_event, wait_gone, wait_pod,
+    DEADLINE, condition, container_state, is_phase, is_ready, wait_any_event, wait_event,
+    wait_gone, wait_pod,
 };

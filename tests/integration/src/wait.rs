@@ -90,8 +90,25 @@ pub async fn wait_gone(pods: &Api<Pod>, name: &str, uid: &str) -> Result<()> {
 /// # Errors
 /// After [`DEADLINE`], with the events that were seen instead.
 pub async fn wait_event(events: &Api<Event>, pod: &str, reason: &str, text: &str) -> Result<Event> {
-    let mut seen = Vec::new();
     let config = watcher::Config::default().fields(&format!("involvedObject.name={pod}"));
+    first_event(events, config, reason, text).await
+}
+
+/// Watches for an event with this reason about anything in the namespace.
+///
+/// # Errors
+/// After [`DEADLINE`], with the events that were seen instead.
+pub async fn wait_any_event(events: &Api<Event>, reason: &str) -> Result<Event> {
+    first_event(events, watcher::Config::default(), reason, "").await
+}
+
+async fn first_event(
+    events: &Api<Event>,
+    config: watcher::Config,
+    reason: &str,
+    text: &str,
+) -> Result<Event> {
+    let mut seen = Vec::new();
     let mut stream = watcher(events.clone(), config)
         .default_backoff()
         .applied_objects()
@@ -110,7 +127,7 @@ pub async fn wait_event(events: &Api<Event>, pod: &str, reason: &str, text: &str
     .await;
     match found {
         Ok(Some(event)) => Ok(event),
-        _ => bail!("no event {reason} with {text:?} about pod {pod}; seen: {seen:#?}"),
+        _ => bail!("no event {reason} with {text:?}; seen: {seen:#?}"),
     }
 }
 

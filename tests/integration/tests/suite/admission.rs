@@ -1,11 +1,13 @@
 //! Pods that ask for what the node does not do are told so at once.
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    Event, PersistentVolumeClaimVolumeSource, Pod, ResourceRequirements, Volume,
+    Event, PersistentVolumeClaimVolumeSource, Pod, ResourceRequirements, Toleration, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use sandman_integration::{PodBuilder, Scope, is_phase, wait_event, wait_pod};
+use kube::api::{ListParams, PostParams};
+use sandman_integration::{PodBuilder, Scope, is_phase, wait_any_event, wait_event, wait_pod};
 
 async fn rejected(scope: &Scope, builder: PodBuilder, field: &str) -> Result<()> {
     // Bound directly: the scheduler would look for volumes and room first.
@@ -100,6 +102,45 @@ fn a_pod_larger_than_every_host_is_refused() {
             .as_ref()
             .and_then(|status| status.reason.as_deref());
         ensure!(reason == Some("OutOfcpu"), "{:?}", pod.status);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_daemon_set_is_held_until_an_administrator_names_it() {
+    Scope::run(|scope| async move {
+        let template = PodBuilder::sleeper(&scope.cluster, "unused")
+            .spec(|spec| {
+                spec.tolerations = Some(vec![Toleration {
+                    operator: Some("Exists".to_owned()),
+                    ..Default::default()
+                }]);
+            })
+            .build();
+        let labels = serde_json::json!({"app": "agent"});
+        let object: DaemonSet = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "agent"},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": template.spec},
+            },
+        }))?;
+        scope
+            .api::<DaemonSet>()
+            .create(&PostParams::default(), &object)
+            .await?;
+        let event = wait_any_event(&scope.api::<Event>(), "DaemonSetNotAllowed").await?;
+        let message = event.message.unwrap_or_default();
+        ensure!(
+            message.contains(&format!("{}/agent", scope.namespace)),
+            "{message}"
+        );
+        ensure!(message.contains("daemonset_allow"), "{message}");
+        let pods = scope.api::<Pod>().list(&ListParams::default()).await?;
+        ensure!(!pods.items.is_empty(), "the controller made no pod");
+        for pod in pods {
+            ensure!(is_phase(&pod, "Pending"), "{:?}", pod.status);
+        }
         Ok(())
     });
 }

@@ -72,6 +72,25 @@ fn an_image_without_tar_copies_both_ways() {
             .container(plain(images::scratch(&scope.cluster)))
             .build();
         scope.ready_pod(&pod).await?;
-        round_trip(&scope, "scratch", "").await
+        round_trip(&scope, "scratch", "").await?;
+        // Into a folder that exists: kubectl asks for `test -d`, which the image lacks too.
+        let local = tempfile::tempdir()?;
+        let file = local.path().join("late");
+        std::fs::write(&file, b"came later")?;
+        let kubectl = scope.kubectl();
+        kubectl
+            .run(&["cp", &file.to_string_lossy(), "scratch:/tree-Spdy"])
+            .await?
+            .ok()?;
+        let back = local.path().join("back");
+        kubectl
+            .run(&["cp", "scratch:/tree-Spdy/late", &back.to_string_lossy()])
+            .await?
+            .ok()?;
+        ensure!(
+            std::fs::read(&back)? == b"came later",
+            "the copied file differs"
+        );
+        Ok(())
     });
 }

@@ -1,7 +1,10 @@
 //! exec over both transports: output, exit codes, stdin, terminals.
 
 use anyhow::{Context as _, Result, ensure};
-use sandman_integration::{PodBuilder, Scope, Transport, images};
+use futures::SinkExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{AttachParams, TerminalSize};
+use sandman_integration::{DEADLINE, PodBuilder, Scope, Transport, images};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
 async fn with_pod(scope: &Scope) -> Result<()> {
@@ -174,6 +177,44 @@ fn a_terminal_has_its_size_and_is_resized() {
             ensure!(rest.contains("33 99"), "{transport:?}: {rest:?}");
             ensure!(child.wait().await?.success(), "{transport:?}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_terminal_follows_its_clients_size() {
+    Scope::run(|scope| async move {
+        with_pod(&scope).await?;
+        let script = "trap 'stty size' WINCH; echo up; while true; do sleep 0.1; done";
+        let mut attached = scope
+            .api::<Pod>()
+            .exec(
+                "box",
+                ["sh", "-c", script],
+                &AttachParams::interactive_tty(),
+            )
+            .await?;
+        let mut lines = BufReader::new(attached.stdout().context("stdout")?).lines();
+        ensure!(lines.next_line().await?.as_deref() == Some("up"));
+        let mut sizes = attached.terminal_size().context("sizes")?;
+        sizes
+            .send(TerminalSize {
+                width: 101,
+                height: 37,
+            })
+            .await?;
+        let seen = async {
+            while let Some(line) = lines.next_line().await? {
+                if line.contains("37 101") {
+                    return Ok(());
+                }
+            }
+            anyhow::bail!("the session ended before the size came")
+        };
+        tokio::time::timeout(DEADLINE, seen)
+            .await
+            .context("the size does not arrive")??;
+        attached.abort();
         Ok(())
     });
 }
