@@ -144,22 +144,28 @@ impl Judge<'_> {
             Ok(()) => run.run().await,
             Err(error) => Err(error),
         };
+        // What went wrong first is what matters, but the node is closed in any case.
+        let closed = self.clean_up(node).await;
+        let outcome = outcome?;
+        closed?;
+        Ok(outcome)
+    }
+
+    async fn clean_up(&self, node: &Node) -> anyhow::Result<()> {
         if !self.cli.keep {
             // Left by a run that was stopped, or by tests that failed in the middle. Nobody waits
             // for their end, and no other run shares the cluster.
-            self.dev
-                .run(&[
-                    "kubectl",
-                    "delete",
-                    "namespace",
-                    "-l",
-                    "e2e-run",
-                    "--wait=false",
-                ])
-                .await?;
+            let delete = [
+                "kubectl",
+                "delete",
+                "namespace",
+                "-l",
+                "e2e-run",
+                "--wait=false",
+            ];
+            self.dev.run(&delete).await?;
         }
-        node.close(self.dev).await?;
-        outcome
+        node.close(self.dev).await
     }
 
     fn reports(&self, variables: &Variables, node: &Node) -> anyhow::Result<PathBuf> {

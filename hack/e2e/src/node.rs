@@ -82,25 +82,38 @@ impl Node {
         let [key, _, effect] = self.taint;
         if object.spec.taints.iter().any(|taint| taint.key == key) {
             let taint = format!("{key}:{effect}-");
-            dev.run(&["kubectl", "taint", &node, &taint]).await?;
+            dev.run(&["kubectl", "taint", "nodes", &self.name, &taint])
+                .await?;
         }
         Ok(())
     }
 
     /// Keeps ordinary pods away again. A node that `open` has started is gone afterwards.
     pub(crate) async fn close(&self, dev: &Dev) -> anyhow::Result<()> {
-        let node = format!("node/{}", self.name);
         if let Some(component) = self.component {
             dev.run(&["stop", component]).await?;
             // One that is not ready would keep the next run from starting.
-            dev.run(&["kubectl", "delete", &node, "--ignore-not-found"])
-                .await?;
+            dev.run(&[
+                "kubectl",
+                "delete",
+                "node",
+                &self.name,
+                "--ignore-not-found",
+            ])
+            .await?;
             return Ok(());
         }
         let [key, value, effect] = self.taint;
         let taint = format!("{key}={value}:{effect}");
-        dev.run(&["kubectl", "taint", &node, &taint, "--overwrite"])
-            .await?;
+        dev.run(&[
+            "kubectl",
+            "taint",
+            "nodes",
+            &self.name,
+            &taint,
+            "--overwrite",
+        ])
+        .await?;
         Ok(())
     }
 }
