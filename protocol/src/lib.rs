@@ -5,6 +5,7 @@
 //! * [`identity`]: the role names carried in fleet certificates.
 //! * [`transport`]: mutual TLS that checks those names, for both ends.
 
+mod handshakes;
 pub mod identity;
 pub mod transport;
 mod verify;

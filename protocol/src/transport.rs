@@ -20,6 +20,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
+use crate::handshakes::Handshakes;
 use crate::identity::{Role, RoleUri, RoleUriError};
 use crate::verify::{RoleClientVerifier, RoleServerVerifier};
 
@@ -28,12 +29,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of HTTP/2 pings that notice a dead peer, and the wait for the answer.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// HTTP/2 flow-control windows, in bytes: a stream of exec output must not
-/// wait for credit on a fast link.
-const STREAM_WINDOW: u32 = 4 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Handshakes that may wait for a slow peer at once.
-const PENDING_HANDSHAKES: usize = 64;
+/// HTTP/2 flow-control windows, in bytes. A stream has enough credit for a fast
+/// link; the connection has as much as HTTP/2 allows, so that streams whose
+/// readers have stopped never take it from the others.
+const STREAM_WINDOW: u32 = 512 << 10;
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Connections that proved themselves and wait to be taken.
+const BACKLOG: usize = 64;
 const ALPN_H2: &[u8] = b"h2";
 
 /// Why a fleet identity cannot be used.
@@ -229,13 +231,15 @@ pub async fn connect(
     address: SocketAddr,
 ) -> Result<Channel, TransportError> {
     let want = RoleUri::new(&tls.inner.fleet, Role::Host, host_name)?;
-    let config = tls.client_config(want)?;
     let server_name = ServerName::try_from(host_name.to_owned())
         .map_err(|_| RoleUriError::Name(host_name.to_owned()))?;
+    let tls = tls.clone();
     let connector = service_fn(move |_: Uri| {
-        let tls = TlsConnector::from(Arc::clone(&config));
+        // Read for each connection: a channel outlives the identity it began with.
+        let config = tls.client_config(want.clone());
         let server_name = server_name.clone();
         async move {
+            let tls = TlsConnector::from(config.map_err(io::Error::other)?);
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             let stream = tls.connect(server_name, stream).await?;
@@ -288,16 +292,12 @@ pub fn incoming(
     allowed: &[Role],
 ) -> impl futures_core::Stream<Item = io::Result<tokio_rustls::server::TlsStream<TcpStream>>> + use<>
 {
-    let (ready, stream) = mpsc::channel(PENDING_HANDSHAKES);
+    let (ready, stream) = mpsc::channel(BACKLOG);
     let tls = tls.clone();
     let allowed = allowed.to_vec();
     tokio::spawn(async move {
-        let slots = Arc::new(tokio::sync::Semaphore::new(PENDING_HANDSHAKES));
+        let handshakes = Handshakes::default();
         loop {
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
-                return;
-            };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = ready.closed() => return,
@@ -311,6 +311,10 @@ pub fn incoming(
                     continue;
                 }
             };
+            let Some(pending) = handshakes.begin(peer.ip()) else {
+                tracing::warn!(%peer, "too many fleet connections without an identity");
+                continue;
+            };
             let config = match tls.server_config(&allowed) {
                 Ok(config) => config,
                 Err(error) => {
@@ -320,11 +324,12 @@ pub fn incoming(
             };
             let ready = ready.clone();
             tokio::spawn(async move {
-                let _slot = slot;
                 // Only a latency setting: the connection works without it.
                 let _ = stream.set_nodelay(true);
                 let handshake = TlsAcceptor::from(config).accept(stream);
-                match tokio::time::timeout(CONNECT_TIMEOUT, handshake).await {
+                let outcome = tokio::time::timeout(CONNECT_TIMEOUT, handshake).await;
+                drop(pending);
+                match outcome {
                     Ok(Ok(stream)) => {
                         // The receiver is gone only when the server stops.
                         let _ = ready.send(Ok(stream)).await;
