@@ -70,10 +70,12 @@ async fn run(cli: &Cli) -> anyhow::Result<bool> {
     }
     .judge(&expected)
     .await;
-    if own && !cli.keep {
-        dev.run(&["down"]).await?;
-    }
+    let ended = match own && !cli.keep {
+        true => dev.run(&["down"]).await.map(drop),
+        false => Ok(()),
+    };
     let (as_expected, counts) = judged?;
+    ended?;
     println!("{counts}");
     Ok(as_expected)
 }
