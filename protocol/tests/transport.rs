@@ -1,7 +1,7 @@
 //! Both ends of the fleet transport, with real TLS over loopback: who gets in,
 //! who does not, and what a renewed certificate changes.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
 use std::path::Path;

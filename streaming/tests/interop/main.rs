@@ -3,6 +3,8 @@
 //! `client.go` beside this file holds the cases; it needs Go and its module cache, and
 //! a machine without them fails the tests instead of skipping them.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod server;
 
 use std::{path::Path, process::Stdio};
