@@ -1,6 +1,8 @@
 //! Replays what Go's SPDY library sent (see `main.go` beside this file) into the decoder,
 //! cut into pieces of several sizes.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use bytes::BytesMut;
 use sandman_streaming::spdy::{Decoder, Frame};
 
