@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration, Volume};
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, Pod, PodSpec, Toleration, Volume, VolumeMount,
+};
 use kube::api::ObjectMeta;
 
 use crate::Cluster;
@@ -104,6 +106,32 @@ impl PodBuilder {
     #[must_use]
     pub fn volume(self, volume: Volume) -> Self {
         self.spec(|spec| spec.volumes.get_or_insert_default().push(volume))
+    }
+
+    /// Mounts an emptyDir at `path` in every container there is so far.
+    #[must_use]
+    pub fn shared_folder(self, path: &str) -> Self {
+        const NAME: &str = "shared";
+        let volume = Volume {
+            name: NAME.to_owned(),
+            empty_dir: Some(EmptyDirVolumeSource::default()),
+            ..Default::default()
+        };
+        self.volume(volume).spec(|spec| {
+            for container in spec
+                .init_containers
+                .iter_mut()
+                .flatten()
+                .chain(&mut spec.containers)
+            {
+                let mount = VolumeMount {
+                    name: NAME.to_owned(),
+                    mount_path: path.to_owned(),
+                    ..Default::default()
+                };
+                container.volume_mounts.get_or_insert_default().push(mount);
+            }
+        })
     }
 
     /// Sets the restart policy.

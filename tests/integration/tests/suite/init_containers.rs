@@ -1,27 +1,10 @@
 //! Init containers run one by one, before the others, and block on failure.
 
 use anyhow::{Context as _, ensure};
-use k8s_openapi::api::core::v1::{Container, Pod, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::Pod;
 use sandman_integration::{
     PodBuilder, Scope, condition, container, container_state, is_phase, wait_pod,
 };
-
-fn sharing(mut container: Container) -> Container {
-    container.volume_mounts = Some(vec![VolumeMount {
-        name: "data".to_owned(),
-        mount_path: "/data".to_owned(),
-        ..Default::default()
-    }]);
-    container
-}
-
-fn data() -> Volume {
-    Volume {
-        name: "data".to_owned(),
-        empty_dir: Some(Default::default()),
-        ..Default::default()
-    }
-}
 
 #[test]
 fn they_run_in_order_before_the_main_container() {
@@ -29,18 +12,14 @@ fn they_run_in_order_before_the_main_container() {
         let cluster = &scope.cluster;
         let pod = PodBuilder::new("order")
             .restart_policy("Never")
-            .volume(data())
-            .init_container(sharing(container(
-                cluster,
-                "one",
-                "sleep 1; echo one >> /data/log",
-            )))
-            .init_container(sharing(container(cluster, "two", "echo two >> /data/log")))
-            .container(sharing(container(
+            .init_container(container(cluster, "one", "sleep 1; echo one >> /data/log"))
+            .init_container(container(cluster, "two", "echo two >> /data/log"))
+            .container(container(
                 cluster,
                 "main",
                 "echo main >> /data/log; cat /data/log",
-            )))
+            ))
+            .shared_folder("/data")
             .build();
         scope.create_pod(&pod).await?;
         let pod = wait_pod(&scope.api(), "order", "succeeded", |pod: &Pod| {
@@ -86,13 +65,13 @@ fn a_failing_one_is_tried_again() {
     Scope::run(|scope| async move {
         let cluster = &scope.cluster;
         let pod = PodBuilder::new("retry")
-            .volume(data())
-            .init_container(sharing(container(
+            .init_container(container(
                 cluster,
                 "one",
                 "test -e /data/again && exit 0; touch /data/again; exit 1",
-            )))
-            .container(sharing(container(cluster, "main", "exec sleep 1000000")))
+            ))
+            .container(container(cluster, "main", "exec sleep 1000000"))
+            .shared_folder("/data")
             .build();
         let pod = scope.ready_pod(&pod).await?;
         let status = pod.status.context("status")?;

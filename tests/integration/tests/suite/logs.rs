@@ -150,19 +150,7 @@ fn previous_is_the_last_terminated_instance() {
                 "main",
                 "if [ -e /data/second ]; then echo two; exec sleep 1000000; fi; touch /data/second; echo one",
             ))
-            .volume(k8s_openapi::api::core::v1::Volume {
-                name: "data".to_owned(),
-                empty_dir: Some(Default::default()),
-                ..Default::default()
-            })
-            .spec(|spec| {
-                spec.containers[0].volume_mounts =
-                    Some(vec![k8s_openapi::api::core::v1::VolumeMount {
-                        name: "data".to_owned(),
-                        mount_path: "/data".to_owned(),
-                        ..Default::default()
-                    }]);
-            })
+            .shared_folder("/data")
             .build();
         scope.create_pod(&pod).await?;
         wait_pod(&scope.api(), "twice", "restarted once", |pod: &Pod| {

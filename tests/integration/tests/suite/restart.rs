@@ -74,19 +74,7 @@ fn on_failure_restarts_until_success() {
                 "main",
                 "test -e /data/done && exit 0; touch /data/done; exit 1",
             ))
-            .volume(k8s_openapi::api::core::v1::Volume {
-                name: "data".to_owned(),
-                empty_dir: Some(Default::default()),
-                ..Default::default()
-            })
-            .spec(|spec| {
-                spec.containers[0].volume_mounts =
-                    Some(vec![k8s_openapi::api::core::v1::VolumeMount {
-                        name: "data".to_owned(),
-                        mount_path: "/data".to_owned(),
-                        ..Default::default()
-                    }]);
-            })
+            .shared_folder("/data")
             .build();
         scope.create_pod(&pod).await?;
         let pod = wait_pod(&scope.api(), "retry", "succeeded", |pod: &Pod| {
