@@ -30,14 +30,21 @@ struct Inner {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) uid: Uid,
-    /// As the API server last sent it.
-    api: RwLock<Arc<Pod>>,
-    /// The same with the newest status of our own.
-    shown: RwLock<Arc<Pod>>,
+    /// Both copies under one lock, so that no order of two can be got wrong.
+    copies: RwLock<Copies>,
     host: RwLock<Option<HostName>>,
     /// Something that the pod refers to has changed since it was last applied.
     pub(super) changed: AtomicBool,
     pub(super) work: tokio::sync::Mutex<Work>,
+}
+
+/// The pod's object as others see it and as this node does.
+#[derive(Debug)]
+struct Copies {
+    /// As the API server last sent it.
+    api: Arc<Pod>,
+    /// The same with the newest status of our own.
+    shown: Arc<Pod>,
 }
 
 /// Notes of a pod's worker. Nothing here must survive a restart.
@@ -145,8 +152,10 @@ impl Entry {
         let pod = Arc::new(pod);
         Self {
             uid,
-            api: RwLock::new(Arc::clone(&pod)),
-            shown: RwLock::new(pod),
+            copies: RwLock::new(Copies {
+                api: Arc::clone(&pod),
+                shown: pod,
+            }),
             host: RwLock::new(None),
             changed: AtomicBool::new(true),
             work: tokio::sync::Mutex::default(),
@@ -157,32 +166,34 @@ impl Entry {
     /// answers to our own writes.
     pub(super) fn observe(&self, mut pod: Pod) -> bool {
         strip(&mut pod);
-        let mut api = self.api.write().unwrap_or_else(PoisonError::into_inner);
-        if !is_newer(&pod, &api) {
+        let mut copies = self.copies.write().unwrap_or_else(PoisonError::into_inner);
+        if !is_newer(&pod, &copies.api) {
             return false;
         }
-        *api = Arc::new(pod);
-        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&api);
+        copies.api = Arc::new(pod);
+        copies.shown = Arc::clone(&copies.api);
         true
     }
 
     /// As the API server last sent it.
     pub(super) fn api(&self) -> Arc<Pod> {
-        Arc::clone(&self.api.read().unwrap_or_else(PoisonError::into_inner))
+        let copies = self.copies.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&copies.api)
     }
 
     /// With the newest status.
     pub(super) fn shown(&self) -> Arc<Pod> {
-        Arc::clone(&self.shown.read().unwrap_or_else(PoisonError::into_inner))
+        let copies = self.copies.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&copies.shown)
     }
 
     /// Shows a status that is not written yet.
     pub(super) fn show(&self, status: &PodStatus) {
-        let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
-        if shown.status.as_ref() != Some(status) {
-            *shown = Arc::new(Pod {
+        let mut copies = self.copies.write().unwrap_or_else(PoisonError::into_inner);
+        if copies.shown.status.as_ref() != Some(status) {
+            copies.shown = Arc::new(Pod {
                 status: Some(status.clone()),
-                ..(*self.api()).clone()
+                ..(*copies.api).clone()
             });
         }
     }
@@ -246,6 +257,48 @@ mod tests {
             entry.api().status.as_ref().unwrap().phase.as_deref(),
             Some("Running")
         );
+    }
+
+    #[test]
+    fn a_status_is_shown_until_a_newer_copy_comes() {
+        let store = Store::default();
+        let entry = store.observe(pod("a", 10, "Pending", 1)).unwrap();
+        let phase = |pod: Arc<Pod>| pod.status.as_ref().unwrap().phase.clone().unwrap();
+        let ours = pod("a", 10, "Running", 1).status.unwrap();
+        entry.show(&ours);
+        assert_eq!(phase(entry.shown()), "Running");
+        assert_eq!(phase(entry.api()), "Pending");
+        assert!(entry.observe(pod("a", 11, "Failed", 1)));
+        assert_eq!(phase(entry.shown()), "Failed");
+    }
+
+    /// Two locks that were taken in both orders stopped the whole node here.
+    #[test]
+    fn showing_and_observing_at_once_ends() {
+        const ROUNDS: u64 = 2_000;
+        let entry = Arc::new(Entry::new("a".into(), pod("a", 1, "Pending", 1)));
+        let ours = pod("a", 1, "Running", 1).status.unwrap();
+        let (done, ended) = std::sync::mpsc::channel();
+        let start = |work: Box<dyn FnOnce(&Entry) + Send>| {
+            let (entry, done) = (Arc::clone(&entry), done.clone());
+            std::thread::spawn(move || {
+                work(&entry);
+                let _ = done.send(());
+            });
+        };
+        start(Box::new(|entry| {
+            for version in 2..ROUNDS {
+                entry.observe(pod("a", version, "Pending", 1));
+            }
+        }));
+        start(Box::new(move |entry| {
+            for _ in 2..ROUNDS {
+                entry.show(&ours);
+            }
+        }));
+        for _ in 0..2 {
+            assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(()));
+        }
     }
 
     #[test]
