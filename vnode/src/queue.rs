@@ -53,17 +53,18 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// Wants `key` to be worked on now.
+    /// Wants `key` to be worked on now. A need for a later time stays: this run
+    /// may not be the one that it is for.
     pub fn add(&self, key: K) {
         let mut inner = self.lock();
-        inner.cancel_timer(&key);
         if inner.make_ready(key) {
             drop(inner);
             self.wake.notify_one();
         }
     }
 
-    /// Wants `key` to be worked on in `delay` at the latest.
+    /// Wants `key` to be worked on in `delay` at the latest. Only the earliest
+    /// time of a key is kept; a run states again what it needs after that.
     pub fn add_after(&self, key: K, delay: Duration) {
         let at = Instant::now() + delay;
         let mut inner = self.lock();
@@ -235,13 +236,20 @@ mod tests {
         assert!(queue.done(&key, false).unwrap() <= FIRST_RETRY);
     }
 
-    #[tokio::test]
-    async fn adding_now_overtakes_a_delay() {
+    #[tokio::test(start_paused = true)]
+    async fn adding_now_keeps_a_later_need() {
         let queue = Queue::new();
+        let start = Instant::now();
         queue.add_after("key", Duration::from_secs(3600));
         queue.add("key");
         assert_eq!(queue.take().await, "key");
+        assert_eq!(start.elapsed(), Duration::ZERO);
         queue.done(&"key", true);
+        assert_eq!(queue.take().await, "key");
+        assert!(start.elapsed() >= Duration::from_secs(3600));
+        queue.done(&"key", true);
+
+        queue.add_after("key", Duration::from_secs(3600));
         queue.forget(&"key");
         assert!(queue.lock().timers.is_empty());
     }

@@ -36,6 +36,23 @@ impl PodController {
         view: &HostView,
         report: Option<&v1::SandboxReport>,
     ) -> Result<Option<Rejection>, SyncError> {
+        let rejection = self.apply_news(entry, work, pod, view, report).await?;
+        // On every way out: an earlier need of the same pod has taken the place
+        // of this one in the queue. An error is retried sooner than that.
+        if let Some(due) = work.tokens.next_due() {
+            self.queue.add_after(Uid::clone(&entry.uid), due);
+        }
+        Ok(rejection)
+    }
+
+    async fn apply_news(
+        &self,
+        entry: &Entry,
+        work: &mut Work,
+        pod: &Pod,
+        view: &HostView,
+        report: Option<&v1::SandboxReport>,
+    ) -> Result<Option<Rejection>, SyncError> {
         let wanted = Applied {
             epoch: view.epoch,
             generation: pod.metadata.generation.unwrap_or(0),
@@ -53,9 +70,6 @@ impl PodController {
         match result {
             Ok(true) => {
                 work.applied = Some(wanted);
-                if let Some(due) = work.tokens.next_due() {
-                    self.queue.add_after(Uid::clone(&entry.uid), due);
-                }
                 Ok(None)
             }
             Ok(false) => {
