@@ -15,6 +15,8 @@ pub mod spec;
 pub mod status;
 mod store;
 mod sync;
+#[cfg(test)]
+pub(crate) mod tests;
 mod view;
 mod write;
 
@@ -42,7 +44,7 @@ use self::sync::SyncError;
 use crate::config::Config;
 use crate::errors::brief;
 use crate::events::Events;
-use crate::hosts::{Hosts, Observer, Uid};
+use crate::hosts::{Connection, Hosts, Observer, Uid};
 use crate::metrics::{HostLabel, Metrics};
 use crate::queue::Queue;
 use crate::view::HostName;
@@ -348,6 +350,11 @@ impl Observer for PodController {
     }
 
     fn connection_changed(&self, host: &HostName) {
+        // What was left over while the host was away is no change in its list.
+        let view = self.hosts.view(host);
+        if view.is_some_and(|view| view.connection == Connection::Synced) {
+            self.check_orphans(host, &self.hosts.uids(host));
+        }
         for entry in self.entries_on(host) {
             self.queue.add(Uid::clone(&entry.uid));
         }
