@@ -20,6 +20,9 @@ const DEFAULT_SECONDS: i64 = 3600;
 const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
 /// Spread of the replacements of tokens that were made together.
 const JITTER: Duration = Duration::from_secs(10);
+/// No token is asked for again sooner than this, or half of it: not one whose
+/// replacement fails, and not one that looks expired because clocks differ.
+const MIN_WAIT: Duration = Duration::from_secs(60);
 
 /// What makes two projections want the same token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,22 +94,23 @@ impl Tokens {
         let now = Timestamp::now();
         let mut changed = false;
         for key in TokenKey::all(pod) {
-            let held = self.held.get(&key);
-            if held.is_some_and(|token| now < token.replace_at) {
+            let held = self.held.get_mut(&key);
+            if held.as_ref().is_some_and(|token| now < token.replace_at) {
                 continue;
             }
-            match request(client, pod, &key, now).await {
-                Ok(token) => {
+            match (request(client, pod, &key, now).await, held) {
+                (Ok(token), _) => {
                     self.held.insert(key, token);
                     changed = true;
                 }
-                Err(error) if held.is_some_and(|token| now < token.expires_at) => {
+                (Err(error), Some(token)) if now < token.expires_at => {
+                    token.replace_at = retry_at(Timestamp::now(), unit_random());
                     tracing::warn!(
                         error = brief(&error),
                         "keeping a service account token that is due"
                     );
                 }
-                Err(error) => return Err(error),
+                (Err(error), _) => return Err(error),
             }
         }
         Ok(changed)
@@ -174,7 +178,13 @@ fn replace_at(now: Timestamp, expires_at: Timestamp, random: f64) -> Timestamp {
     let life = expires_at.duration_since(now);
     let age = (life * 4 / 5).min(MAX_AGE);
     let jitter = SignedDuration::try_from(JITTER.mul_f64(random)).unwrap_or_default();
-    now + (age - jitter).max(SignedDuration::ZERO)
+    (now + (age - jitter)).max(retry_at(now, random))
+}
+
+/// When to try again after an attempt at `now` that brought nothing of use.
+fn retry_at(now: Timestamp, random: f64) -> Timestamp {
+    let wait = MIN_WAIT.mul_f64(0.5 + 0.5 * random);
+    now + SignedDuration::try_from(wait).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -190,8 +200,47 @@ mod tests {
         };
         assert_eq!(after(1), 2880);
         assert_eq!(after(24 * 365), 24 * 3600);
-        let soon = replace_at(now, now + SignedDuration::from_secs(5), 1.0);
-        assert_eq!(soon, now, "never before it was issued");
+    }
+
+    #[test]
+    fn never_asked_for_in_a_loop() {
+        let now = Timestamp::UNIX_EPOCH;
+        let half = now + SignedDuration::from_secs(30);
+        let full = now + SignedDuration::from_secs(60);
+        assert_eq!((retry_at(now, 0.0), retry_at(now, 1.0)), (half, full));
+        // A clock that is behind or ahead of the API server's.
+        for seconds in [-3600, 0, 5] {
+            let expires = now + SignedDuration::from_secs(seconds);
+            assert_eq!(replace_at(now, expires, 0.0), half);
+        }
+    }
+
+    /// An API server that is away while a token is due but still valid.
+    #[tokio::test]
+    async fn a_failed_replacement_waits_and_keeps_the_token() {
+        let client = crate::pods::tests::unreachable_api();
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"namespace": "ns", "name": "web"},
+            "spec": {"containers": [], "volumes": [
+                {"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "a"}}]}},
+            ]},
+        }))
+        .unwrap();
+        let now = Timestamp::now();
+        let mut tokens = Tokens::default();
+        assert!(tokens.refresh(&client, &pod).await.is_err(), "none to keep");
+        tokens.held.insert(
+            TokenKey::all(&pod).remove(0),
+            Token {
+                text: "held".into(),
+                replace_at: now,
+                expires_at: now + SignedDuration::from_hours(1),
+            },
+        );
+        assert!(!tokens.refresh(&client, &pod).await.unwrap());
+        let due = tokens.next_due().unwrap();
+        assert!(due > MIN_WAIT / 3 && due <= MIN_WAIT, "{due:?}");
+        assert_eq!(tokens.texts().len(), 1);
     }
 
     #[test]
