@@ -1,6 +1,7 @@
 //! The node's heartbeat in `kube-node-lease`. One PUT of the last copy every
 //! ten seconds and no GET, as `k8s.io/component-helpers/apimachinery/lease`.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +21,15 @@ use crate::metrics::Metrics;
 const NAMESPACE: &str = "kube-node-lease";
 const DURATION_SECONDS: i32 = 40;
 const RENEW: Duration = Duration::from_secs(10);
-/// A renewal that takes longer would only be late for the next one.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A call that takes longer hangs on a dead connection; see [`WORST`].
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Attempts to write the last copy before the lease is read again.
-const UPDATE_ATTEMPTS: usize = 5;
+const UPDATE_ATTEMPTS: u64 = 3;
+/// Age that the lease reaches when every renewal hangs and only the first read
+/// and write after them succeed: the node must still count as alive.
+const WORST: Duration =
+    Duration::from_secs(RENEW.as_secs() + CALL_TIMEOUT.as_secs() * (UPDATE_ATTEMPTS + 2));
+const _: () = assert!(WORST.as_millis() < DURATION_SECONDS.unsigned_abs() as u128 * 1000);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const MAX_RETRY: Duration = Duration::from_secs(7);
 
@@ -103,7 +109,7 @@ impl LeaseController {
     }
 
     async fn try_ensure(&mut self) -> Result<Lease, kube::Error> {
-        match self.api.get_opt(&self.node_name).await? {
+        match bounded(self.api.get_opt(&self.node_name)).await? {
             Some(mut lease) => {
                 self.renew(&mut lease);
                 self.put(&lease).await
@@ -124,7 +130,7 @@ impl LeaseController {
                     spec: None,
                 };
                 self.renew(&mut lease);
-                self.api.create(&PostParams::default(), &lease).await
+                bounded(self.api.create(&PostParams::default(), &lease)).await
             }
         }
     }
@@ -143,16 +149,19 @@ impl LeaseController {
 
     async fn put(&self, lease: &Lease) -> Result<Lease, kube::Error> {
         let params = PostParams::default();
-        let put = self.api.replace(&self.node_name, &params, lease);
-        match tokio::time::timeout(CALL_TIMEOUT, put).await {
-            Ok(result) => result,
-            Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
-        }
+        bounded(self.api.replace(&self.node_name, &params, lease)).await
     }
 
     fn failed(&self, error: &kube::Error) {
         self.metrics.lease_failures.inc();
         tracing::warn!(error = brief(error), "cannot renew the node's lease");
+    }
+}
+
+async fn bounded<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
+        Ok(result) => result,
+        Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
     }
 }
 
