@@ -286,7 +286,7 @@ async fn oci_spec(
         binds.push(Bind {
             source,
             destination,
-            read_only: mount.read_only,
+            read_only: mount.read_only || !is_writable(&request.spec, &mount.volume),
         });
     }
     let termination = host
@@ -325,6 +325,15 @@ async fn oci_spec(
         &request.image.config,
         &prepared,
     )?)
+}
+
+/// Whether containers may write to a volume. What came from the API server they may not, whatever
+/// the pod says (the kubelet's `mustMountRO`): its files are replaced behind their backs, and on
+/// this host by a service that runs as root.
+fn is_writable(spec: &v1::SandboxSpec, volume: &str) -> bool {
+    spec.volumes.iter().any(|known| {
+        known.name == volume && matches!(known.source, Some(v1::volume::Source::EmptyDir(_)))
+    })
 }
 
 /// The host's own seccomp profile that the container names.
@@ -381,4 +390,39 @@ fn make_fifos(dir: &Path, tty: bool) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_empty_dir_is_writable() {
+        let volume = |name: &str, source| v1::Volume {
+            name: name.to_owned(),
+            source,
+        };
+        let spec = v1::SandboxSpec {
+            volumes: vec![
+                volume(
+                    "scratch",
+                    Some(v1::volume::Source::EmptyDir(v1::EmptyDir::default())),
+                ),
+                volume(
+                    "token",
+                    Some(v1::volume::Source::Files(v1::Files::default())),
+                ),
+                volume("nothing", None),
+            ],
+            ..Default::default()
+        };
+        for (name, expected) in [
+            ("scratch", true),
+            ("token", false),
+            ("nothing", false),
+            ("unknown", false),
+        ] {
+            assert_eq!(is_writable(&spec, name), expected, "{name}");
+        }
+    }
 }
