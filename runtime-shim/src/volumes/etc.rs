@@ -2,7 +2,9 @@
 //! kubelet and containerd write them. Pure but for the host's own resolv.conf.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::net::IpAddr;
+use std::path::Path;
 
 use sandman_protocol::v1;
 
@@ -189,6 +191,20 @@ fn host_resolv_conf() -> ResolvConf {
     own
 }
 
+/// Whether a file holds exactly `content`. Containers can write to it: however large they made
+/// it, no more than that much is read.
+pub(super) fn holds(path: &Path, content: &str) -> io::Result<bool> {
+    let file = fs::File::open(path)?;
+    let wanted = content.len() as u64;
+    if file.metadata()?.len() != wanted {
+        return Ok(false);
+    }
+    let mut present = Vec::with_capacity(content.len() + 1);
+    // One byte more shows that it grew meanwhile.
+    file.take(wanted + 1).read_to_end(&mut present)?;
+    Ok(present == content.as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +292,26 @@ mod tests {
         let limited = ResolvConf::default().extended_by(&dns).unwrap();
         assert_eq!(limited.servers.len(), 3);
         assert!(limited.searches.join(" ").len() <= 2048 && limited.searches.len() > 15);
+    }
+
+    #[test]
+    fn a_file_that_grew_is_not_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts");
+        assert!(holds(&path, "text").is_err());
+        for (present, expected) in [
+            ("text", true),
+            ("test", false),
+            ("texts", false),
+            ("", false),
+        ] {
+            fs::write(&path, present).unwrap();
+            assert_eq!(holds(&path, "text").unwrap(), expected, "{present:?}");
+        }
+        // A sparse giant costs nothing.
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        assert!(!holds(&path, "text").unwrap());
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Volumes {
                 (&paths.resolv_conf, &contents.resolv_conf),
             ] {
                 // In place: containers hold the file itself, not its name.
-                if fs::read(path).is_ok_and(|present| present == content.as_bytes()) {
+                if etc::holds(path, content).unwrap_or(false) {
                     continue;
                 }
                 fs::write(path, content)
