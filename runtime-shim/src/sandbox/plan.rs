@@ -393,13 +393,11 @@ impl Planner<'_> {
     }
 
     fn stop_sidecars(&mut self) {
-        let regular = self
-            .spec
-            .containers
-            .iter()
-            .filter_map(|c| self.facts.attempt(&c.name));
-        let last = regular
-            .filter_map(|a| a.termination())
+        // An init container that failed for good counts as well: then no regular one ever ran, and
+        // the deadline must not move on with the clock.
+        let last = members(self.spec)
+            .filter(|member| !member.spec.sidecar)
+            .filter_map(|member| self.facts.attempt(&member.spec.name)?.termination())
             .map(|t| t.finished_at)
             .max();
         let deadline = last.unwrap_or(self.now).saturating_add(grace(self.spec));

@@ -253,6 +253,36 @@ fn a_finished_sandbox_ends_its_sidecars_in_reverse() {
 }
 
 #[test]
+fn a_failed_init_container_ends_the_sidecars_before_it_in_time() {
+    let mut spec = spec(&["main"]);
+    spec.restart_policy = v1::RestartPolicy::Never as i32;
+    spec.init_containers = vec![
+        v1::Container {
+            sidecar: true,
+            ..container("side")
+        },
+        container("one"),
+    ];
+    let (mut facts, mut live) = ready();
+    run(&mut facts, "side");
+    end(&mut facts, "one", 1, 10);
+    let kill = Action::Kill("side".into());
+    for (second, asked, actions, wake) in [
+        (10, false, vec![ask("side")], Some(at(40))),
+        (39, true, vec![], Some(at(40))),
+        (40, true, vec![kill.clone()], None),
+        (90, false, vec![ask("side"), kill], None),
+    ] {
+        live.containers.entry("side".into()).or_default().asked_at = asked.then(|| at(10));
+        assert_eq!(
+            plan(&spec, &facts, &live, at(second)),
+            Plan { actions, wake },
+            "at {second}"
+        );
+    }
+}
+
+#[test]
 fn the_active_deadline_ends_a_sandbox() {
     let mut spec = spec(&["a"]);
     spec.active_deadline = Some(prost_types::Duration {
