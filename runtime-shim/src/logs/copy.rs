@@ -100,6 +100,9 @@ impl Copy {
                 }
             };
             self.take(stream, pipe::Receiver::try_read);
+            // A container that writes without pause is always readable; the others on this
+            // thread, and their ends, get their turns in between.
+            tokio::task::yield_now().await;
         }
     }
 
@@ -179,4 +182,68 @@ async fn readable(pipe: Option<&pipe::Receiver>) {
 /// Reads without regard to readiness, of which the runtime may not know yet.
 fn read_now(pipe: &pipe::Receiver, buffer: &mut [u8]) -> io::Result<usize> {
     nix::unistd::read(pipe, buffer).map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use tokio::sync::watch;
+
+    use super::super::LogLimits;
+    use super::super::files::Files;
+    use super::*;
+
+    /// Output that waits in the FIFO: several reads of it.
+    const WAITING: usize = 8 * READ_BYTES;
+
+    #[tokio::test]
+    async fn a_chatty_container_lets_others_in_between() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("stdout");
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let files = Files::new(folder.path().join("log"), 0);
+        files.create_folder().unwrap();
+        let limits = LogLimits {
+            max_bytes: 1 << 30,
+            max_files: 2,
+        };
+        let bell = Arc::new(watch::Sender::new(()));
+        let mut rings = bell.subscribe();
+        let copy = Copy {
+            writer: Writer::open(files, limits, bell).unwrap(),
+            stdout: Some(open(&fifo).unwrap()),
+            stderr: None,
+            failing: false,
+        };
+        let mut chatty = OpenOptions::new().write(true).open(&fifo).unwrap();
+        fcntl(
+            &chatty,
+            FcntlArg::F_SETPIPE_SZ(i32::try_from(WAITING).unwrap()),
+        )
+        .unwrap();
+        chatty.write_all(&vec![b'\n'; WAITING]).unwrap();
+        drop(chatty);
+
+        let (_keep, finish) = oneshot::channel();
+        // Both in one task: the other is only polled when the copy lets go.
+        let other = async {
+            let mut turns = 0;
+            while rings.changed().await.is_ok() {
+                turns += 1;
+            }
+            turns
+        };
+        let both = async { tokio::join!(copy.run(finish), other) };
+        let ((), turns) = tokio::time::timeout(Duration::from_secs(20), both)
+            .await
+            .unwrap();
+        assert!(turns > 1, "everything was read in one go");
+    }
 }
