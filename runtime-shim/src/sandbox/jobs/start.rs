@@ -93,29 +93,48 @@ impl Trouble {
 
 /// Makes and starts an attempt.
 pub async fn start(host: &Host, request: &StartRequest) -> Started {
-    let _permit = host.turn(&request.spec.namespace).await;
     let id = request.identity.container_id();
+    // Before the turn: a process that takes its time to die holds up nobody else's creation.
+    if let Err(error) = make_room(host, request, &id).await {
+        return refused(host, request, &id, &error.into()).await;
+    }
+    let permit = host.turn(&request.spec.namespace).await;
     match create(host, request, &id).await {
         Ok((root, log)) => run(host, request, &id, root, log).await,
         Err(trouble) => {
-            let message = trouble.to_string();
-            if matches!(trouble, Trouble::Runtime(_)) {
-                host.metrics.runtime_error();
-            }
-            host.event(
-                &request.spec,
-                request.trouble(),
-                "Failed",
-                &format!("Error: {message}"),
-            );
-            // What cannot be removed now is removed by the next try, which starts the same way.
-            let _ = destroy(host, &id).await;
-            Started::Retry(Waiting {
-                reason: trouble.reason().to_owned(),
-                message,
-            })
+            drop(permit);
+            refused(host, request, &id, &trouble).await
         }
     }
+}
+
+/// Removes the attempt before this one, and what is left of this one if an earlier process of
+/// ours did not live to finish it.
+async fn make_room(host: &Host, request: &StartRequest, id: &str) -> Result<(), RuntimeError> {
+    if let Some(previous) = &request.previous {
+        destroy(host, previous).await?;
+    }
+    destroy(host, id).await
+}
+
+/// Takes back an attempt that could not be made.
+async fn refused(host: &Host, request: &StartRequest, id: &str, trouble: &Trouble) -> Started {
+    let message = trouble.to_string();
+    if matches!(trouble, Trouble::Runtime(_)) {
+        host.metrics.runtime_error();
+    }
+    host.event(
+        &request.spec,
+        request.trouble(),
+        "Failed",
+        &format!("Error: {message}"),
+    );
+    // What cannot be removed now is removed by the next try, which starts the same way.
+    let _ = destroy(host, id).await;
+    Started::Retry(Waiting {
+        reason: trouble.reason().to_owned(),
+        message,
+    })
 }
 
 /// Everything up to the record of the container.
@@ -124,12 +143,6 @@ async fn create(
     request: &StartRequest,
     id: &str,
 ) -> Result<(Vec<RootMount>, Option<ContainerLog>), Trouble> {
-    if let Some(previous) = &request.previous {
-        destroy(host, previous).await?;
-    }
-    // A leftover of an attempt that this process did not live to finish.
-    destroy(host, id).await?;
-
     let begin = Instant::now();
     let root = host.rootfs.prepare(id, &request.image.chain_id).await?;
     let accounts = host.rootfs.accounts(&request.image.chain_id, &root).await?;
