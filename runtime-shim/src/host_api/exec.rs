@@ -8,14 +8,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use oci_spec::runtime::{BoxBuilder, Process};
 use sandman_protocol::v1;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::{debug, warn};
 use v1::exec_failed::Kind;
@@ -24,6 +24,8 @@ use v1::exec_response::Message as Out;
 
 use super::fifo::{EXEC_PREFIX, Fifos, Output, StaleExec, Streams, open_input, open_output, stale};
 use super::process_group::ProcessGroup;
+pub(super) use super::pump::Sender;
+use super::pump::{LATE, pump, send};
 use crate::metrics::ExecResult;
 use crate::runtime::{Exit, RuntimeError};
 use crate::sandbox::view::View;
@@ -32,9 +34,6 @@ use crate::spec::AGENT_PATH;
 
 /// Commands that the agent stands in for where an image lacks them.
 const AGENT_COMMANDS: [&str; 2] = ["tar", "test"];
-/// How long output may follow the end of the process: children that it left behind may hold the
-/// streams open for ever.
-const DRAIN: Duration = Duration::from_secs(2);
 /// What a process gets to end by itself after its client vanished.
 const HANGUP_GRACE: Duration = Duration::from_secs(5);
 /// Most words of a command.
@@ -43,9 +42,6 @@ const SIGHUP: u32 = libc::SIGHUP as u32;
 const SIGKILL: u32 = libc::SIGKILL as u32;
 /// Added to the code of a process whose runtime vanished under it.
 const LOST: i32 = 137;
-
-/// Messages to the client.
-pub(super) type Sender = mpsc::Sender<Result<v1::ExecResponse, Status>>;
 
 /// Serves one exec from its first message to its last.
 pub(super) async fn serve(
@@ -69,7 +65,7 @@ pub(super) async fn serve(
     gauge.inc();
     let view = sandboxes.view(&start.uid);
     let result = match begin(&host, view.as_deref(), &start).await {
-        Ok(exec) => exec.run(requests, &sender).await,
+        Ok((exec, exit)) => exec.run(exit, requests, &sender).await,
         Err(failure) => {
             send(&sender, Out::Failed(failure)).await;
             ExecResult::Failed
@@ -110,15 +106,6 @@ async fn end_each(host: Arc<Host>, execs: Vec<StaleExec>) {
     }
 }
 
-async fn send(sender: &Sender, message: Out) -> bool {
-    sender
-        .send(Ok(v1::ExecResponse {
-            message: Some(message),
-        }))
-        .await
-        .is_ok()
-}
-
 fn failure(kind: Kind, message: impl Into<String>) -> v1::ExecFailed {
     v1::ExecFailed {
         kind: kind as i32,
@@ -132,6 +119,8 @@ struct Exec {
     container_id: String,
     id: String,
     tty: bool,
+    /// Size of the terminal that the client began with.
+    size: Option<v1::TerminalSize>,
     group: Option<ProcessGroup>,
     stdin: Option<pipe::Sender>,
     stdout: Option<Output>,
@@ -140,12 +129,15 @@ struct Exec {
     _fifos: Fifos,
 }
 
+/// The end of an exec's process, waited for since before its start.
+type ExitWait = AbortOnDropHandle<Exit>;
+
 /// Finds the container and starts the process.
 async fn begin(
     host: &Arc<Host>,
     view: Option<&View>,
     start: &v1::ExecStart,
-) -> Result<Exec, v1::ExecFailed> {
+) -> Result<(Exec, ExitWait), v1::ExecFailed> {
     if start.command.is_empty() || start.command.len() > MAX_WORDS {
         return Err(failure(
             Kind::CommandNotStarted,
@@ -161,11 +153,16 @@ async fn begin(
         let text = format!("container {:?} is not running", start.container);
         return Err(failure(Kind::ContainerNotRunning, text));
     };
-    let process = match host.runtime.spec(&attempt.id).await {
-        Ok(spec) => spec.process().clone().unwrap_or_default(),
-        Err(error) => return Err(runtime_failure(&error, start)),
-    };
-    match spawn(host, &attempt.id, &process, &start.command, start).await {
+    // It never changes: asked for once an attempt.
+    let process = container
+        .process
+        .get_or_try_init(|| async {
+            let spec = host.runtime.spec(&attempt.id).await?;
+            Ok(spec.process().clone().unwrap_or_default())
+        })
+        .await
+        .map_err(|error: RuntimeError| runtime_failure(&error, start))?;
+    match spawn(host, &attempt.id, process, &start.command, start).await {
         Ok(exec) => Ok(exec),
         // Images without tar or test: the agent has what `kubectl cp` needs of them.
         Err(SpawnError::Runtime(error))
@@ -173,7 +170,7 @@ async fn begin(
         {
             let mut command = vec![AGENT_PATH.to_owned()];
             command.extend(start.command.iter().cloned());
-            match spawn(host, &attempt.id, &process, &command, start).await {
+            match spawn(host, &attempt.id, process, &command, start).await {
                 Ok(exec) => Ok(exec),
                 // A container without the agent: the first error is the true one.
                 Err(_) => Err(runtime_failure(&error, start)),
@@ -198,7 +195,7 @@ async fn spawn(
     process: &Process,
     command: &[String],
     start: &v1::ExecStart,
-) -> Result<Exec, SpawnError> {
+) -> Result<(Exec, ExitWait), SpawnError> {
     let id = format!("{EXEC_PREFIX}{}", uuid::Uuid::new_v4().simple());
     let streams = Streams {
         stdin: start.stdin,
@@ -211,9 +208,20 @@ async fn spawn(
     let stdout = open_output(stdio.stdout.as_deref()).map_err(SpawnError::Io)?;
     let stderr = open_output(stdio.stderr.as_deref()).map_err(SpawnError::Io)?;
     let process = exec_process(process, command, start);
+    host.runtime
+        .exec(container_id, &id, &process, &stdio)
+        .await
+        .map_err(SpawnError::Runtime)?;
+    // Waited for before it starts, as containerd's own clients do: a process that ends at once is
+    // reported at once.
+    let exit = {
+        let (host, container_id, id) = (host.clone(), container_id.to_owned(), id.clone());
+        tokio::spawn(async move { wait(&host, &container_id, &id).await })
+    };
+    let exit = AbortOnDropHandle::new(exit);
     let pid = host
         .runtime
-        .exec(container_id, &id, &process, &stdio)
+        .start_exec(container_id, &id)
         .await
         .map_err(SpawnError::Runtime)?;
     // One that has ended already leads nothing.
@@ -224,17 +232,14 @@ async fn spawn(
         container_id: container_id.to_owned(),
         id,
         tty: start.tty,
+        size: start.size,
         group,
         stdin,
         stdout,
         stderr,
         _fifos: fifos,
     };
-    // Not every runtime honours the size in the process's spec.
-    if let Some(size) = start.size {
-        exec.resize(size).await;
-    }
-    Ok(exec)
+    Ok((exec, exit))
 }
 
 /// The container's own process with another command: same user, groups, capabilities, limits and
@@ -309,68 +314,62 @@ enum Client {
 impl Exec {
     async fn run(
         mut self,
+        mut exit: ExitWait,
         requests: impl Stream<Item = Result<v1::ExecRequest, Status>> + Unpin + Send + 'static,
         sender: &Sender,
     ) -> ExecResult {
         if !send(sender, Out::Started(v1::ExecStarted {})).await {
-            let exit = self.hang_up().await;
+            let ended = self.hang_up(&mut exit).await;
             debug!(
                 exec = self.id,
-                code = exit.code,
+                code = ended.code,
                 "client left before the start"
             );
             self.release();
             return ExecResult::Cancelled;
         }
         let (stdout, stderr) = (self.stdout.take(), self.stderr.take());
+        let over = watch::Sender::new(false);
         let mut output = Box::pin(async {
             tokio::join!(
-                pump(stdout, sender, Out::Stdout),
-                pump(stderr, sender, Out::Stderr)
+                pump(stdout, sender, Out::Stdout, over.subscribe(), LATE),
+                pump(stderr, sender, Out::Stderr, over.subscribe(), LATE)
             );
         });
         let stdin = self.stdin.take();
-        let input = self.input(requests, stdin);
-        let mut exit = Box::pin(wait(&self.host, &self.container_id, &self.id));
-        let mut drained = false;
-        let ended = {
+        let (mut drained, mut exit_code) = (false, None);
+        let gone = {
+            let input = self.input(requests, stdin);
             tokio::pin!(input);
             loop {
+                if drained && exit_code.is_some() {
+                    break false;
+                }
                 tokio::select! {
-                    ended = &mut exit => break Some(ended),
-                    Client::Gone = &mut input => break None,
-                    () = sender.closed() => break None,
+                    ended = end_of(&mut exit), if exit_code.is_none() => {
+                        exit_code = Some(ended.code);
+                        over.send_replace(true);
+                    }
                     () = &mut output, if !drained => drained = true,
+                    Client::Gone = &mut input => break true,
+                    () = sender.closed() => break true,
                 }
             }
         };
-        let result = match ended {
-            Some(ended) => {
-                if !drained {
-                    // Late output of the process itself is already in the pipe.
-                    let _ = timeout(DRAIN, &mut output).await;
+        let result = match exit_code {
+            Some(exit_code) => {
+                if !gone {
+                    send(sender, Out::Exited(v1::ExecExited { exit_code })).await;
                 }
-                send(
-                    sender,
-                    Out::Exited(v1::ExecExited {
-                        exit_code: ended.code,
-                    }),
-                )
-                .await;
                 ExecResult::Exited
             }
             None => {
-                // Nobody reads any more, but the process may have to write to end.
-                let ended = tokio::select! {
-                    ended = self.hang_up() => ended,
-                    ended = &mut exit => ended,
-                };
+                let ended = self.hang_up(&mut exit).await;
                 debug!(exec = self.id, code = ended.code, "client left an exec");
                 ExecResult::Cancelled
             }
         };
         drop(output);
-        drop(exit);
         self.release();
         result
     }
@@ -381,6 +380,10 @@ impl Exec {
         mut requests: impl Stream<Item = Result<v1::ExecRequest, Status>> + Unpin,
         mut stdin: Option<pipe::Sender>,
     ) -> Client {
+        // Not every runtime honours the size in the process's spec.
+        if let Some(size) = self.size {
+            self.resize(size).await;
+        }
         loop {
             let message = match requests.next().await {
                 Some(Ok(request)) => request.message,
@@ -435,17 +438,15 @@ impl Exec {
 
     /// Ends a process whose client is gone: its input ends, its terminal hangs up, and after a
     /// while it is killed.
-    async fn hang_up(&self) -> Exit {
+    async fn hang_up(&self, exit: &mut ExitWait) -> Exit {
         let (runtime, id) = (&self.host.runtime, &self.container_id);
         // Either may fail because the process just ended, which is what is wanted.
         let _ = runtime.close_stdin(id, &self.id).await;
         if self.tty {
             let _ = runtime.kill(id, Some(&self.id), SIGHUP).await;
         }
-        let ended = wait(&self.host, id, &self.id);
-        tokio::pin!(ended);
-        if let Ok(exit) = timeout(HANGUP_GRACE, &mut ended).await {
-            return exit;
+        if let Ok(ended) = timeout(HANGUP_GRACE, end_of(exit)).await {
+            return ended;
         }
         // With what it started in its own group; the runtime's kill reaches only the process.
         if let Some(Err(error)) = self.group.as_ref().map(ProcessGroup::kill) {
@@ -454,7 +455,7 @@ impl Exec {
         if let Err(error) = runtime.kill(id, Some(&self.id), SIGKILL).await {
             warn!(exec = self.id, %error, "cannot kill an exec whose client is gone");
         }
-        ended.await
+        end_of(exit).await
     }
 
     /// Lets the runtime forget the exec. Not waited for: with streams that children hold open
@@ -479,22 +480,20 @@ async fn wait(host: &Host, container_id: &str, exec: &str) -> Exit {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
             // Its container is gone, and the process with it.
-            Err(_) => {
-                return Exit {
-                    code: LOST,
-                    at: std::time::SystemTime::now(),
-                };
-            }
+            Err(_) => return lost(),
         }
     }
 }
 
-async fn pump(output: Option<Output>, sender: &Sender, message: fn(Bytes) -> Out) {
-    let Some(mut output) = output else { return };
-    while let Some(chunk) = output.next().await {
-        if !send(sender, message(chunk)).await {
-            return;
-        }
+async fn end_of(exit: &mut ExitWait) -> Exit {
+    // The task that waits is neither aborted while this handle is, nor does it panic.
+    exit.await.unwrap_or_else(|_| lost())
+}
+
+fn lost() -> Exit {
+    Exit {
+        code: LOST,
+        at: std::time::SystemTime::now(),
     }
 }
 

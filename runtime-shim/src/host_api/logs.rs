@@ -125,6 +125,7 @@ mod tests {
             attempt,
             waiting: waiting.map(str::to_owned),
             running: watch::channel(true).1,
+            process: Default::default(),
         }
     }
 

@@ -5,6 +5,7 @@ mod fifo;
 mod inventory;
 mod logs;
 mod process_group;
+mod pump;
 mod service;
 mod term;
 mod watch;

@@ -240,7 +240,7 @@ impl Runtime for Containerd {
         exec: &str,
         process: &Process,
         stdio: &Stdio,
-    ) -> Result<u32, RuntimeError> {
+    ) -> Result<(), RuntimeError> {
         let call = ExecProcessRequest {
             container_id: id.to_owned(),
             exec_id: exec.to_owned(),
@@ -251,6 +251,10 @@ impl Runtime for Containerd {
             spec: Some(any_json(PROCESS_URL, process)?),
         };
         self.tasks().exec(request(call, SLOW)).await?;
+        Ok(())
+    }
+
+    async fn start_exec(&self, id: &str, exec: &str) -> Result<u32, RuntimeError> {
         let call = StartRequest {
             container_id: id.to_owned(),
             exec_id: exec.to_owned(),

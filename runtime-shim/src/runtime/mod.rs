@@ -164,14 +164,17 @@ pub trait Runtime: Send + Sync + 'static {
     /// Deletes the record of a container that has no task. A missing one is no error.
     async fn delete(&self, id: &str) -> Result<(), RuntimeError>;
 
-    /// Starts a further process in a running container; returns its process id on the host.
+    /// Records a further process of a running container, ready to be waited for and started.
     async fn exec(
         &self,
         id: &str,
         exec: &str,
         process: &Process,
         stdio: &Stdio,
-    ) -> Result<u32, RuntimeError>;
+    ) -> Result<(), RuntimeError>;
+
+    /// Starts an exec; returns its process id on the host. One that does not start is forgotten.
+    async fn start_exec(&self, id: &str, exec: &str) -> Result<u32, RuntimeError>;
 
     /// Waits for an exec's end, however long that takes.
     async fn wait_exec(&self, id: &str, exec: &str) -> Result<Exit, RuntimeError>;

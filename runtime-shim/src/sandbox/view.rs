@@ -1,9 +1,11 @@
 //! What exec, logs and stats need to know of a sandbox, as of its last step.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use oci_spec::runtime::Process;
 use sandman_protocol::v1;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 use super::facts::Attempt;
 
@@ -29,6 +31,8 @@ pub struct ContainerView {
     pub waiting: Option<String>,
     /// False once the newest attempt has ended and its output is complete.
     pub running: watch::Receiver<bool>,
+    /// The main process of the newest attempt as the runtime was given it, once somebody asked.
+    pub process: Arc<OnceCell<Process>>,
 }
 
 impl ContainerView {

@@ -12,8 +12,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::{SignedDuration, Timestamp};
+use oci_spec::runtime::Process;
 use sandman_protocol::v1;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::warn;
 
@@ -55,9 +56,21 @@ impl Shared {
     }
 }
 
+/// What goes with one attempt that runs.
 struct Output {
     log: Option<ContainerLog>,
     running: watch::Sender<bool>,
+    process: Arc<OnceCell<Process>>,
+}
+
+impl Output {
+    fn new(log: Option<ContainerLog>) -> Self {
+        Self {
+            log,
+            running: watch::Sender::new(true),
+            process: Arc::default(),
+        }
+    }
 }
 
 /// The state of one worker.
@@ -118,13 +131,7 @@ impl Worker {
             .collect();
         for (name, attempt) in running {
             let log = adopt::reopen_log(&self.host, &self.spec, &name, &attempt);
-            self.outputs.insert(
-                name,
-                Output {
-                    log,
-                    running: watch::Sender::new(true),
-                },
-            );
+            self.outputs.insert(name, Output::new(log));
         }
         self.look().await;
         self.persist();

@@ -1,7 +1,6 @@
 //! Takes in what came of jobs.
 
 use jiff::Timestamp;
-use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{MAX_RETRY, Output, Worker};
@@ -100,11 +99,7 @@ impl Worker {
             } => {
                 live.start = Step::Todo;
                 live.image = Step::Todo;
-                let output = Output {
-                    log,
-                    running: watch::Sender::new(true),
-                };
-                self.outputs.insert(name.to_owned(), output);
+                self.outputs.insert(name.to_owned(), Output::new(log));
                 let attempt = Attempt::running(&identity, since);
                 info!(
                     pod_uid = self.spec.uid,

@@ -84,11 +84,13 @@ impl Worker {
                         Some(v1::container_report::State::Waiting(w)) => Some(w.reason.clone()),
                         _ => None,
                     });
-                let running = self
-                    .outputs
-                    .get(name)
+                let output = self.outputs.get(name);
+                let running = output
                     .map(|output| output.running.subscribe())
                     .unwrap_or_else(|| watch::channel(false).1);
+                let process = output
+                    .map(|output| output.process.clone())
+                    .unwrap_or_default();
                 let attempt = self.facts.attempt(name).cloned();
                 (
                     name.clone(),
@@ -96,6 +98,7 @@ impl Worker {
                         attempt,
                         waiting,
                         running,
+                        process,
                     },
                 )
             })
