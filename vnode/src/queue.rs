@@ -21,7 +21,10 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Queue<K> {
     inner: Mutex<Inner<K>>,
+    /// There is a key to work on, or nobody who waits for the timers.
     wake: Notify,
+    /// The earliest timer is another one.
+    timer: Notify,
 }
 
 #[derive(Debug)]
@@ -34,6 +37,8 @@ struct Inner<K> {
     later: HashMap<K, Instant>,
     /// `later` in order of time.
     timers: BTreeSet<(Instant, K)>,
+    /// One of those who wait for a key waits for the timers too.
+    timed: bool,
     failures: HashMap<K, u32>,
 }
 
@@ -47,9 +52,11 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
                 working: HashSet::new(),
                 later: HashMap::new(),
                 timers: BTreeSet::new(),
+                timed: false,
                 failures: HashMap::new(),
             }),
             wake: Notify::new(),
+            timer: Notify::new(),
         }
     }
 
@@ -74,35 +81,60 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         inner.cancel_timer(&key);
         inner.later.insert(key.clone(), at);
         inner.timers.insert((at, key));
+        let earliest = inner.timers.first().is_some_and(|(first, _)| *first == at);
         drop(inner);
-        // The taker may sleep until a later timer than this one.
-        self.wake.notify_one();
+        if earliest {
+            self.timer.notify_one();
+        }
     }
 
     /// Takes the next key. It must be handed back with [`Queue::done`].
     pub async fn take(&self) -> K {
         loop {
-            let notified = self.wake.notified();
             let next_timer = {
                 let mut inner = self.lock();
                 inner.fire_timers(Instant::now());
                 if let Some(key) = inner.ready.pop_front() {
                     inner.dirty.remove(&key);
                     inner.working.insert(key.clone());
-                    if !inner.ready.is_empty() {
+                    if !inner.ready.is_empty() || !inner.timed {
                         self.wake.notify_one();
                     }
                     return key;
                 }
-                inner.timers.first().map(|(at, _)| *at)
+                if inner.timed {
+                    None
+                } else {
+                    inner.timed = true;
+                    Some(inner.timers.first().map(|(at, _)| *at))
+                }
             };
             match next_timer {
-                Some(at) => {
-                    let _ = tokio::time::timeout_at(at, notified).await;
-                }
-                None => notified.await,
+                Some(at) => self.wait_for_timer(at).await,
+                None => self.wake.notified().await,
             }
         }
+    }
+
+    /// Waits for a key or for the first timer, on behalf of all who wait: a
+    /// timer wakes one of them.
+    async fn wait_for_timer(&self, at: Option<Instant>) {
+        let mut turn = Turn {
+            queue: self,
+            dropped: true,
+        };
+        let timer = async {
+            match at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.wake.notified() => {}
+            () = self.timer.notified() => {}
+            () = timer => {}
+        }
+        turn.dropped = false;
     }
 
     /// Ends the work on `key` that [`Queue::take`] began. A failure is retried
@@ -147,6 +179,22 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     fn lock(&self) -> MutexGuard<'_, Inner<K>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The duty to wait for the timers. Whoever has it looks at the queue once more
+/// after it ends, or, if dropped before, hands it on.
+struct Turn<'a, K: Clone + Eq + Hash + Ord> {
+    queue: &'a Queue<K>,
+    dropped: bool,
+}
+
+impl<K: Clone + Eq + Hash + Ord> Drop for Turn<'_, K> {
+    fn drop(&mut self) {
+        self.queue.lock().timed = false;
+        if self.dropped {
+            self.queue.wake.notify_one();
+        }
     }
 }
 
@@ -217,6 +265,45 @@ mod tests {
         queue.done(&"key", true);
         assert_eq!(queue.take().await, "late");
         assert!(start.elapsed() >= Duration::from_secs(60));
+    }
+
+    /// Of many waiters one waits for the timers, and another after it has gone.
+    #[tokio::test(start_paused = true)]
+    async fn timers_are_kept_whoever_waits() {
+        use std::sync::Arc;
+        let queue = Arc::new(Queue::new());
+        let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let start = |queue: &Arc<Queue<u64>>| {
+            let (queue, sender) = (Arc::clone(queue), sender.clone());
+            tokio::spawn(async move {
+                loop {
+                    let key = queue.take().await;
+                    let _ = sender.send((key, Instant::now()));
+                    queue.done(&key, true);
+                }
+            })
+        };
+        let workers: Vec<_> = (0..4).map(|_| start(&queue)).collect();
+        tokio::task::yield_now().await;
+        let begin = Instant::now();
+        for key in [30, 10, 20, 10] {
+            queue.add_after(key, Duration::from_secs(key));
+        }
+        queue.add(0);
+        for expected in [0, 10, 20] {
+            let (key, at) = taken.recv().await.unwrap();
+            assert_eq!(
+                (key, at.duration_since(begin).as_secs()),
+                (expected, expected)
+            );
+        }
+        // Whichever of them waits for the last timer ends before it.
+        for worker in &workers[..3] {
+            worker.abort();
+            tokio::task::yield_now().await;
+        }
+        let (key, at) = taken.recv().await.unwrap();
+        assert_eq!((key, at.duration_since(begin).as_secs()), (30, 30));
     }
 
     #[tokio::test(start_paused = true)]
