@@ -2,6 +2,7 @@
 //! server sent, the status that this node computed, and its worker's notes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -69,10 +70,14 @@ pub(super) struct Work {
     pub(super) adopt_at: Option<Instant>,
 }
 
+/// What makes two applications of a pod the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Applied {
-    pub(super) epoch: u64,
-    pub(super) generation: i64,
+    epoch: u64,
+    generation: i64,
+    /// Of labels and annotations: volumes show them, and changing them makes no
+    /// new generation.
+    metadata: u64,
 }
 
 // === impl Store ===
@@ -141,6 +146,22 @@ impl Store {
                 (!over, pod.metadata.creation_timestamp.clone())
             })
             .cloned()
+    }
+}
+
+// === impl Applied ===
+
+impl Applied {
+    /// `epoch` is that of the host's list.
+    pub(super) fn of(pod: &Pod, epoch: u64) -> Self {
+        let mut metadata = DefaultHasher::new();
+        pod.metadata.labels.hash(&mut metadata);
+        pod.metadata.annotations.hash(&mut metadata);
+        Self {
+            epoch,
+            generation: pod.metadata.generation.unwrap_or(0),
+            metadata: metadata.finish(),
+        }
     }
 }
 
@@ -257,6 +278,23 @@ mod tests {
             entry.api().status.as_ref().unwrap().phase.as_deref(),
             Some("Running")
         );
+    }
+
+    #[test]
+    fn labels_and_annotations_are_applied_when_they_change() {
+        let mut pod = pod("a", 1, "Running", 1);
+        let first = Applied::of(&pod, 1);
+        pod.metadata.resource_version = Some("2".to_owned());
+        assert_eq!(Applied::of(&pod, 1), first);
+        assert_ne!(Applied::of(&pod, 2), first);
+        let color = BTreeMap::from([("color".to_owned(), "red".to_owned())]);
+        pod.metadata.labels = Some(color.clone());
+        let labelled = Applied::of(&pod, 1);
+        assert_ne!(labelled, first);
+        pod.metadata.labels = None;
+        pod.metadata.annotations = Some(color);
+        let annotated = Applied::of(&pod, 1);
+        assert!(annotated != first && annotated != labelled);
     }
 
     #[test]

@@ -53,10 +53,7 @@ impl PodController {
         view: &HostView,
         report: Option<&v1::SandboxReport>,
     ) -> Result<Option<Rejection>, SyncError> {
-        let wanted = Applied {
-            epoch: view.epoch,
-            generation: pod.metadata.generation.unwrap_or(0),
-        };
+        let wanted = Applied::of(pod, view.epoch);
         let due = work.tokens.next_due().is_some_and(|due| due.is_zero());
         if work.applied.is_none() && self.adopts_later(entry, work, pod, report) {
             return Ok(None);
