@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::host::HostError;
-use super::{Entry, Observer};
+use super::{Entry, Observer, limits};
 use crate::backoff::Backoff;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -122,7 +122,9 @@ async fn session(
                 observer.connection_changed(&entry.name);
                 observer.sandboxes_changed(&entry.name, &changed);
             }
-            Some(Item::Event(event)) => observer.event(&entry.name, event),
+            Some(Item::Event(event)) => {
+                observer.event(&entry.name, limits::event(event));
+            }
             Some(Item::Inventory(inventory)) => {
                 if entry.write(|state| state.inventory_changed(inventory)) {
                     observer.inventory_changed(&entry.name);

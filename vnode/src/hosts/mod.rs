@@ -2,9 +2,11 @@
 //! report about sandboxes. Nothing here knows about pods.
 
 mod host;
+mod limits;
 mod link;
 mod null;
 mod remote;
+mod reports;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,16 +1,13 @@
 //! What is known about one host and its sandboxes. Pure: the connection feeds
 //! messages in and learns which sandboxes changed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use sandman_protocol::v1;
 
-/// Most sandboxes that one host may report; more is a broken or hostile host.
-const MAX_REPORTS: usize = 200_000;
-/// Kubernetes UIDs are 36 characters; static pods have 32.
-const MAX_UID: usize = 64;
+use super::limits;
+use super::reports::Reports;
 
 /// UID of a pod.
 pub type Uid = Arc<str>;
@@ -29,8 +26,8 @@ pub enum Connection {
 /// A host that does not keep to the protocol.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Too many reports.
-    #[error("reports more than {MAX_REPORTS} sandboxes")]
+    /// Reports that are too many, or too large together.
+    #[error("reports more sandboxes than a host can have")]
     TooMany,
     /// A report whose UID cannot be one.
     #[error("reports a sandbox with a malformed UID")]
@@ -47,9 +44,9 @@ pub struct HostState {
     /// When the connection went down, or the process started.
     down_since: SystemTime,
     inventory: Option<Arc<v1::Inventory>>,
-    reports: HashMap<Uid, Arc<v1::SandboxReport>>,
+    reports: Reports,
     /// Reports of a list that is not complete yet.
-    listing: HashMap<Uid, Arc<v1::SandboxReport>>,
+    listing: Reports,
 }
 
 impl HostState {
@@ -61,16 +58,16 @@ impl HostState {
             lost: false,
             down_since: now,
             inventory: None,
-            reports: HashMap::new(),
-            listing: HashMap::new(),
+            reports: Reports::default(),
+            listing: Reports::default(),
         }
     }
 
     /// A connection was made; its list begins.
     pub fn connected(&mut self, inventory: v1::Inventory) {
         self.connection = Connection::Listing;
-        self.listing.clear();
-        self.inventory = Some(Arc::new(inventory));
+        self.listing = Reports::default();
+        self.inventory = Some(Arc::new(limits::inventory(inventory)));
     }
 
     /// The connection ended. What was reported stays the best knowledge.
@@ -79,25 +76,19 @@ impl HostState {
             self.down_since = now;
         }
         self.connection = Connection::Down;
-        self.listing.clear();
+        self.listing = Reports::default();
     }
 
     /// Takes a report. Returns the UID when it changes what is known.
+    ///
+    /// # Errors
+    /// When the host does not keep to the protocol; its connection is of no use.
     pub fn report(&mut self, report: v1::SandboxReport) -> Result<Option<Uid>, ProtocolError> {
-        if report.uid.is_empty() || report.uid.len() > MAX_UID {
-            return Err(ProtocolError::Uid);
+        if self.connection == Connection::Synced {
+            return self.reports.insert(report);
         }
-        let reports = match self.connection {
-            Connection::Synced => &mut self.reports,
-            _ => &mut self.listing,
-        };
-        if reports.len() >= MAX_REPORTS && !reports.contains_key(report.uid.as_str()) {
-            return Err(ProtocolError::TooMany);
-        }
-        let uid: Uid = report.uid.as_str().into();
-        let old = reports.insert(Arc::clone(&uid), Arc::new(report));
-        let changed = old.as_deref() != reports.get(&uid).map(|new| &**new);
-        Ok((changed && self.connection == Connection::Synced).then_some(uid))
+        self.listing.insert(report)?;
+        Ok(None)
     }
 
     /// The list is complete: it replaces what was known. Returns the UIDs that
@@ -106,19 +97,12 @@ impl HostState {
         let old = std::mem::replace(&mut self.reports, std::mem::take(&mut self.listing));
         self.connection = Connection::Synced;
         self.epoch += 1;
-        let vanished = old.keys().filter(|uid| !self.reports.contains_key(*uid));
-        let new = self
-            .reports
-            .iter()
-            .filter(|(uid, report)| old.get(*uid) != Some(*report));
-        vanished
-            .cloned()
-            .chain(new.map(|(uid, _)| Arc::clone(uid)))
-            .collect()
+        self.reports.difference(&old)
     }
 
     /// Takes an inventory. Returns whether it differs from the last.
     pub fn inventory_changed(&mut self, inventory: v1::Inventory) -> bool {
+        let inventory = limits::inventory(inventory);
         if self.inventory.as_deref() == Some(&inventory) {
             return false;
         }
@@ -168,7 +152,7 @@ impl HostState {
 
     /// UIDs of all reported sandboxes.
     pub fn uids(&self) -> impl Iterator<Item = &Uid> {
-        self.reports.keys()
+        self.reports.uids()
     }
 }
 

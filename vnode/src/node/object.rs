@@ -79,17 +79,21 @@ pub fn labels(config: &Config, hosts: &[HostView]) -> BTreeMap<String, String> {
     labels
 }
 
-/// Operating system and architecture of the node: those of its first known
-/// host. Pods are not placed on hosts of another one.
+/// Operating system and architecture of the node: those of most of its hosts,
+/// so that no single one can say what the node is. Pods are not placed on hosts
+/// of another one.
 pub fn platform(hosts: &[HostView]) -> (String, String) {
-    let known = hosts.iter().find_map(|host| host.inventory.as_ref());
-    match known {
-        Some(inventory) => (
-            inventory.operating_system.clone(),
-            inventory.architecture.clone(),
-        ),
-        None => ("linux".to_owned(), local_architecture().to_owned()),
+    let local = ("linux", local_architecture());
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for inventory in hosts.iter().filter_map(|host| host.inventory.as_deref()) {
+        let platform = (&*inventory.operating_system, &*inventory.architecture);
+        *counts.entry(platform).or_default() += 1;
     }
+    let most = counts
+        .into_iter()
+        .max_by_key(|(platform, count)| (*count, *platform == local));
+    let (os, architecture) = most.map_or(local, |(platform, _)| platform);
+    (os.to_owned(), architecture.to_owned())
 }
 
 /// The status that should be, given the one that is. Conditions of others are
@@ -457,6 +461,22 @@ mod tests {
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
+    }
+
+    #[test]
+    fn no_single_host_says_what_the_node_is() {
+        let mut liar = host("a", false);
+        let inventory = v1::Inventory {
+            architecture: "s390x".into(),
+            operating_system: "zos".into(),
+            ..Default::default()
+        };
+        liar.inventory = Some(std::sync::Arc::new(inventory));
+        let amd64 = ("linux".to_owned(), "amd64".to_owned());
+        let hosts = [liar, host("b", false), host("c", false)];
+        assert_eq!(platform(&hosts), amd64);
+        assert_eq!(platform(&hosts[..1]).1, "s390x", "there is no other");
+        assert_eq!(platform(&[]).0, "linux");
     }
 
     #[test]
