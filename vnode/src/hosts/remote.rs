@@ -2,6 +2,7 @@
 //! connection; exec and log streams use others, so that a stalled stream never
 //! holds up a command.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,14 +13,19 @@ use futures::StreamExt;
 use sandman_protocol::transport::{FleetTls, connect};
 use sandman_protocol::v1::host_client::HostClient;
 use sandman_protocol::{MAX_MESSAGE_BYTES, v1};
-use tonic::Request;
 use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
 
 use super::host::{Host, HostError, Updates};
 use crate::view::{HostName, StreamError};
 
 /// A command that has no answer by then has failed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// Largest item of the watch. What is decoded takes a few hundred times more
+/// memory in the worst case, before any limit on its parts can be looked at.
+const MAX_ITEM_BYTES: usize = 4 << 20;
+/// A stream that is not open by then is not opened: its client waits.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Usage is worth little when it is late.
 const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections that streams are spread over. They share a connection's flow
@@ -75,10 +81,8 @@ impl RemoteHost {
 impl Host for RemoteHost {
     async fn connect(&self) -> Result<(v1::Inventory, Updates), HostError> {
         let mut client = self.open().await?;
-        let inventory = client
-            .get_inventory(timed(v1::GetInventoryRequest {}, CALL_TIMEOUT))
-            .await?
-            .into_inner();
+        let request = timed(v1::GetInventoryRequest {}, CALL_TIMEOUT);
+        let inventory = answer(CALL_TIMEOUT, client.get_inventory(request)).await?;
         if inventory.host_name != self.name.as_str() {
             return Err(HostError::Refused(format!(
                 "the host at {} calls itself {:?}",
@@ -88,10 +92,10 @@ impl Host for RemoteHost {
         if inventory.term > self.term {
             return Err(HostError::Superseded);
         }
-        let updates = client
-            .watch(v1::WatchRequest { term: self.term })
-            .await?
-            .into_inner();
+        let mut watcher = client.clone().max_decoding_message_size(MAX_ITEM_BYTES);
+        // A deadline of the request would end the stream as well.
+        let request = v1::WatchRequest { term: self.term };
+        let updates = answer(CALL_TIMEOUT, watcher.watch(request)).await?;
         *self.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
         Ok((
             inventory,
@@ -104,7 +108,8 @@ impl Host for RemoteHost {
             term: self.term,
             spec: Some(spec),
         };
-        self.control()?.apply(timed(request, CALL_TIMEOUT)).await?;
+        let mut client = self.control()?;
+        answer(CALL_TIMEOUT, client.apply(timed(request, CALL_TIMEOUT))).await?;
         Ok(())
     }
 
@@ -118,7 +123,8 @@ impl Host for RemoteHost {
             }),
             reason: reason.to_owned(),
         };
-        self.control()?.remove(timed(request, CALL_TIMEOUT)).await?;
+        let mut client = self.control()?;
+        answer(CALL_TIMEOUT, client.remove(timed(request, CALL_TIMEOUT))).await?;
         Ok(())
     }
 
@@ -127,34 +133,58 @@ impl Host for RemoteHost {
             term: self.term,
             uid: uid.to_owned(),
         };
-        self.control()?.forget(timed(request, CALL_TIMEOUT)).await?;
+        let mut client = self.control()?;
+        answer(CALL_TIMEOUT, client.forget(timed(request, CALL_TIMEOUT))).await?;
         Ok(())
     }
 
     async fn stats(&self) -> Result<v1::Stats, HostError> {
         let request = timed(v1::GetStatsRequest {}, STATS_TIMEOUT);
-        Ok(self.control()?.get_stats(request).await?.into_inner())
+        let mut client = self.control()?;
+        answer(STATS_TIMEOUT, client.get_stats(request)).await
     }
 
     async fn streams(&self) -> Result<HostClient<Channel>, StreamError> {
         let index = self.next_stream.fetch_add(1, Ordering::Relaxed) % STREAM_CONNECTIONS;
-        let mut slot = self.streams[index].lock().await;
-        if let Some(client) = &*slot {
-            // The channel connects again by itself when its connection broke.
-            return Ok(client.clone());
-        }
-        let client = self.open().await.map_err(|error| {
+        let open = async {
+            let mut slot = self.streams[index].lock().await;
+            if let Some(client) = &*slot {
+                // The channel connects again by itself when its connection broke.
+                return Ok(client.clone());
+            }
+            Ok(slot.insert(self.open().await?).clone())
+        };
+        // The wait for others who connect counts as well.
+        let opened = match tokio::time::timeout(OPEN_TIMEOUT, open).await {
+            Ok(opened) => opened,
+            Err(_) => Err(HostError::Unreachable(format!(
+                "no connection in {OPEN_TIMEOUT:?}"
+            ))),
+        };
+        opened.map_err(|error| {
             tracing::warn!(host = %self.name, %error, "cannot open a stream connection");
             StreamError::Unreachable(self.name.clone())
-        })?;
-        Ok(slot.insert(client).clone())
+        })
     }
 }
 
+/// A request that the host knows the deadline of.
 fn timed<T>(message: T, timeout: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(timeout);
     request
+}
+
+/// The deadline that a request carries ends with the first bytes of an answer;
+/// this one ends with the last.
+async fn answer<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, HostError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answered) => Ok(answered?.into_inner()),
+        Err(_) => Err(HostError::Unreachable(format!("no answer in {limit:?}"))),
+    }
 }
 
 /// The error with its causes; transport errors say nothing by themselves.

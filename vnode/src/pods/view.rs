@@ -61,10 +61,13 @@ impl PodView for PodController {
 impl HostStreams for PodController {
     async fn client(&self, uid: &str) -> Result<HostClient<Channel>, StreamError> {
         let name = PodView::host_of(self, uid).ok_or(StreamError::NotPlaced)?;
-        let host = self
-            .hosts
-            .host(&name)
-            .ok_or_else(|| StreamError::Unreachable(name.clone()))?;
+        // A client gets its answer at once, and not when a dial has failed.
+        let synced = |view: &crate::hosts::HostView| view.connection == Connection::Synced;
+        let host = match self.hosts.view(&name).filter(synced) {
+            Some(_) => self.hosts.host(&name),
+            None => None,
+        };
+        let host = host.ok_or_else(|| StreamError::Unreachable(name.clone()))?;
         host.streams().await
     }
 
