@@ -26,13 +26,15 @@ pub(super) const HOST_ANNOTATION: &str = "sandman.dev/host";
 
 impl PodController {
     /// Brings the API server's copy of the status to `new`, now or in a moment.
+    /// `pod` is the copy that `new` was made from: the difference to a newer one
+    /// would take back what others wrote in between.
     pub(super) async fn write_status(
         &self,
         entry: &Entry,
         work: &mut Work,
+        pod: &Pod,
         new: &PodStatus,
     ) -> Result<(), SyncError> {
-        let pod = entry.api();
         let empty = PodStatus::default();
         let old = pod.status.as_ref().unwrap_or(&empty);
         let Some(patch) = strategic::diff(&to_value(old)?, &to_value(new)?) else {
@@ -54,20 +56,21 @@ impl PodController {
             self.queue.add_after(Uid::clone(&entry.uid), wait);
             return Ok(());
         }
-        self.patch_status(entry, &pod, json!({ "status": patch }))
+        self.patch_status(entry, pod, json!({ "status": patch }))
             .await?;
         work.unwritten = None;
         Ok(())
     }
 
     /// Makes a placement durable. Returns only after the API server has it.
+    /// `pod` is the copy that `new` was made from.
     pub(super) async fn write_placement(
         &self,
         entry: &Entry,
+        pod: &Pod,
         new: &PodStatus,
         host: &HostName,
     ) -> Result<(), SyncError> {
-        let pod = entry.api();
         let empty = PodStatus::default();
         let old = pod.status.as_ref().unwrap_or(&empty);
         let status = strategic::diff(&to_value(old)?, &to_value(new)?).unwrap_or_else(|| json!({}));
@@ -75,7 +78,7 @@ impl PodController {
             "metadata": { "annotations": { HOST_ANNOTATION: host.as_str() } },
             "status": status,
         });
-        self.patch_status(entry, &pod, body).await?;
+        self.patch_status(entry, pod, body).await?;
         if entry
             .api()
             .status

@@ -45,7 +45,7 @@ impl PodController {
             },
             Timestamp::now(),
         );
-        self.write_status(entry, work, &status).await?;
+        self.write_status(entry, work, pod, &status).await?;
         if !ended {
             let grace = spec::grace_period(pod);
             return self
@@ -77,7 +77,7 @@ impl PodController {
             // No host was ever told about it.
             Place::None => {
                 return self
-                    .finish(entry, work, &ended(pod, Observation::default()))
+                    .finish(entry, work, pod, &ended(pod, Observation::default()))
                     .await;
             }
             // Nobody can say that it is gone: it stays until that host is
@@ -113,10 +113,10 @@ impl PodController {
         let observation = self.observation(&view, report.as_deref(), work);
         if removed {
             let status = ended(pod, observation);
-            return self.finish(entry, work, &status).await;
+            return self.finish(entry, work, pod, &status).await;
         }
         let status = status::generate(pod, observation, Timestamp::now());
-        self.write_status(entry, work, &status).await
+        self.write_status(entry, work, pod, &status).await
     }
 
     /// Writes the last status and lets the object go.
@@ -124,9 +124,10 @@ impl PodController {
         &self,
         entry: &Entry,
         work: &mut Work,
+        pod: &Pod,
         status: &PodStatus,
     ) -> Result<(), SyncError> {
-        self.write_status(entry, work, status).await?;
+        self.write_status(entry, work, pod, status).await?;
         if work.deleted || !is_terminal(phase(&entry.api())) {
             return Ok(());
         }

@@ -137,7 +137,7 @@ impl PodController {
                 ..self.observation(&view, None, work)
             };
             let status = status::generate(pod, lost, Timestamp::now());
-            return self.write_status(entry, work, &status).await;
+            return self.write_status(entry, work, pod, &status).await;
         }
         let report = self.hosts.report(&host, &entry.uid);
         let lifecycle = report.as_ref().map(|report| report.lifecycle());
@@ -168,7 +168,7 @@ impl PodController {
             },
             Timestamp::now(),
         );
-        self.write_status(entry, work, &status).await
+        self.write_status(entry, work, pod, &status).await
     }
 
     fn observation<'a>(

@@ -61,7 +61,7 @@ impl PodController {
             Some(view) => {
                 let observation = self.observation(&view, None, work);
                 let status = status::generate(pod, observation, Timestamp::now());
-                self.write_placement(entry, &status, &host).await
+                self.write_placement(entry, pod, &status, &host).await
             }
             None => Err(SyncError::NotDurable),
         };
@@ -169,7 +169,7 @@ impl PodController {
             ..Observation::default()
         };
         let status = status::generate(pod, observation, Timestamp::now());
-        self.write_status(entry, work, &status).await
+        self.write_status(entry, work, pod, &status).await
     }
 
     /// Keeps a pod Pending and says why.
@@ -193,7 +193,7 @@ impl PodController {
             ..Observation::default()
         };
         let status = status::generate(pod, observation, Timestamp::now());
-        self.write_status(entry, work, &status).await
+        self.write_status(entry, work, pod, &status).await
     }
 
     fn count_hold(&self, uid: &Uid) {
