@@ -234,13 +234,18 @@ impl PodController {
         let Some(entry) = self.store.remove(uid) else {
             return;
         };
-        self.objects.release(&entry.uid);
-        self.queue.forget(&entry.uid);
-        lock(&self.unplaced).remove(uid);
-        self.release_hold(&entry.uid);
         for host in self.hosts.reporting(uid) {
             self.orphans.add((host, Uid::clone(&entry.uid)));
         }
+        self.release(&entry.uid);
+    }
+
+    /// Drops all that is kept for a pod besides its entry.
+    fn release(&self, uid: &Uid) {
+        self.objects.release(uid);
+        self.queue.forget(uid);
+        lock(&self.unplaced).remove(uid);
+        self.release_hold(uid);
         self.room_was_made(uid);
     }
 
@@ -305,6 +310,10 @@ impl PodController {
                 .queue_depth
                 .set(i64::try_from(self.queue.depth()).unwrap_or(i64::MAX));
             let retry = self.queue.done(&uid, result.is_ok());
+            if self.store.get(&uid).is_none() {
+                // It vanished meanwhile, and the run may have booked it again.
+                self.release(&uid);
+            }
             if let Err(error) = result {
                 self.metrics.sync_failures.inc();
                 let retry_ms = retry.map(|delay| delay.as_millis());
