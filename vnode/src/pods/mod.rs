@@ -31,7 +31,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Client};
 use sandman_protocol::v1;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -56,6 +56,9 @@ const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// How long placement waits for hosts to connect after the start, so that the
 /// first pods do not all go to the first host.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Pods that wait for room look for it no more often than this, however many
+/// others make room one by one.
+const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the pods of one node.
 pub struct PodController {
@@ -70,6 +73,8 @@ pub struct PodController {
     ledger: Mutex<Ledger>,
     /// Pods that wait for room.
     unplaced: Mutex<HashSet<Uid>>,
+    /// There may be room for them.
+    room: Notify,
     /// Pods of DaemonSets that are held back.
     held: Mutex<HashSet<Uid>>,
     objects: Objects,
@@ -115,6 +120,7 @@ impl PodController {
                 orphans: Queue::new(),
                 ledger: Mutex::default(),
                 unplaced: Mutex::default(),
+                room: Notify::new(),
                 held: Mutex::default(),
                 services: Services::new(),
                 runtime_handlers: Mutex::default(),
@@ -138,6 +144,8 @@ impl PodController {
         });
         let (this, stop) = run(self);
         tasks.spawn(async move { stop.run_until_cancelled(this.follow_services()).await });
+        let (this, stop) = run(self);
+        tasks.spawn(async move { stop.run_until_cancelled(this.follow_room()).await });
         let (this, stop) = run(self);
         tasks.spawn(async move { stop.run_until_cancelled(this.collect_orphans()).await });
         for _ in 0..WORKERS {
@@ -257,9 +265,21 @@ impl PodController {
     }
 
     fn try_unplaced(&self) {
-        let unplaced: Vec<Uid> = lock(&self.unplaced).iter().cloned().collect();
-        for uid in unplaced {
-            self.queue.add(uid);
+        self.room.notify_one();
+    }
+
+    /// Runs the pods that wait for room when there may be some.
+    async fn follow_room(&self) {
+        loop {
+            self.room.notified().await;
+            let unplaced: Vec<Uid> = lock(&self.unplaced).iter().cloned().collect();
+            if unplaced.is_empty() {
+                continue;
+            }
+            for uid in unplaced {
+                self.queue.add(uid);
+            }
+            tokio::time::sleep(ROOM_INTERVAL).await;
         }
     }
 

@@ -1,6 +1,7 @@
 //! The controller with null hosts, an API server that cannot be reached, and a
 //! clock that only moves when nothing else can.
 
+use http_body_util::BodyExt;
 use kube::client::Body;
 use prometheus_client::registry::Registry;
 use sandman_protocol::v1;
@@ -19,11 +20,28 @@ pub(crate) fn unreachable_api() -> Client {
     Client::new(tower::service_fn(refuse), "default")
 }
 
+/// A client whose every request is passed on before it fails.
+fn recording_api() -> (Client, mpsc::UnboundedReceiver<serde_json::Value>) {
+    let (sender, bodies) = mpsc::unbounded_channel();
+    let record = move |request: http::Request<Body>| {
+        let sender = sender.clone();
+        async move {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            sender.send(serde_json::from_slice(&body).unwrap()).unwrap();
+            Err::<http::Response<Body>, _>(std::io::Error::other("the API server is away"))
+        }
+    };
+    (Client::new(tower::service_fn(record), "default"), bodies)
+}
+
 fn controller() -> Arc<PodController> {
+    controller_with(unreachable_api())
+}
+
+fn controller_with(client: Client) -> Arc<PodController> {
     let config = Arc::new(crate::config::tests::minimal());
     let metrics = Metrics::register(&mut Registry::default());
     let hosts = Arc::new(Hosts::new(&config.hosts, None, 1, &metrics));
-    let client = unreachable_api();
     let (events, _) = crate::events::channel(client.clone(), &config.node_name, &metrics);
     PodController::new(config, client, hosts, events, metrics)
 }
@@ -78,4 +96,84 @@ async fn sandboxes_left_over_while_a_host_was_away_are_found() {
     controller.orphans.done(&key, true);
     let more = tokio::time::timeout(lost_after, controller.orphans.take()).await;
     assert!(more.is_err(), "only that one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_patch_leaves_alone_what_others_wrote_meanwhile() {
+    let (client, mut bodies) = recording_api();
+    let controller = controller_with(client);
+    let entry = controller.store.observe(pod("a")).unwrap();
+    let seen = entry.api();
+    let new = serde_json::from_value(json!({"phase": "Running"})).unwrap();
+    let mut newer = pod("a");
+    newer.metadata.resource_version = Some("2".to_owned());
+    newer.status = serde_json::from_value(json!({
+        "conditions": [{"type": "example.com/gate", "status": "True"}],
+    }))
+    .unwrap();
+    assert!(entry.observe(newer));
+
+    let mut work = entry.work.lock().await;
+    let written = controller
+        .write_status(&entry, &mut work, &seen, &new)
+        .await;
+    assert!(written.is_err(), "it is tried again");
+    assert_eq!(
+        bodies.recv().await.unwrap(),
+        json!({"metadata": {"uid": "a"}, "status": {"phase": "Running"}})
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_wait_for_room_are_run_together() {
+    let controller = controller();
+    let waiting = Uid::from("waiting");
+    lock(&controller.unplaced).insert(Uid::clone(&waiting));
+    let room = Arc::clone(&controller);
+    let room = tokio::spawn(async move { room.follow_room().await });
+    let start = Instant::now();
+    for wait in [Duration::ZERO, ROOM_INTERVAL] {
+        for _ in 0..100 {
+            controller.try_unplaced();
+        }
+        let uid = controller.queue.take().await;
+        assert_eq!(
+            (&uid, start.elapsed().as_secs()),
+            (&waiting, wait.as_secs())
+        );
+        controller.queue.done(&uid, true);
+    }
+    let more = tokio::time::timeout(10 * ROOM_INTERVAL, controller.queue.take()).await;
+    assert!(more.is_err(), "one run for all that made room");
+    room.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_of_a_pod_that_vanishes_in_its_run() {
+    let controller = controller();
+    let uid = Uid::from("gone");
+    // As a run does that began before the pod was gone.
+    let requests = resources::requests(&pod("gone"));
+    lock(&controller.ledger).book(&uid, &HOST.into(), requests, None);
+    lock(&controller.unplaced).insert(Uid::clone(&uid));
+    controller.queue.add(Uid::clone(&uid));
+    let stop = CancellationToken::new();
+    tokio::select! {
+        () = controller.work(&stop) => {}
+        () = controller.room.notified() => {}
+    }
+    assert_eq!(lock(&controller.ledger).release(&uid), None);
+    assert!(lock(&controller.unplaced).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_to_a_host_that_is_away_fails_at_once() {
+    use crate::view::{HostStreams, StreamError};
+    let controller = controller();
+    let entry = controller.store.observe(pod("a")).unwrap();
+    entry.set_host(HOST.into());
+    let start = Instant::now();
+    let client = HostStreams::client(&*controller, "a").await;
+    assert!(matches!(client, Err(StreamError::Unreachable(host)) if host == HOST.into()));
+    assert_eq!(start.elapsed(), Duration::ZERO);
 }
