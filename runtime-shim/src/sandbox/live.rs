@@ -137,9 +137,66 @@ impl Step {
 }
 
 impl LiveContainer {
+    /// The pod names another image: what was done about the old one does not count. An attempt
+    /// that is being made of it is replaced once it runs.
+    pub fn renew_image(&mut self) {
+        self.image = Step::Todo;
+        self.pulls = Backoff::default();
+        if !self.start.is_busy() {
+            self.start = Step::Todo;
+        }
+    }
+
+    /// No attempt could be made: the next try looks for its image again, which may be gone.
+    pub fn start_failed(&mut self, now: Timestamp, max: SignedDuration, waiting: Waiting) {
+        self.start.fail(now, max, waiting);
+        self.image = Step::Todo;
+    }
+
     /// What the next attempt waits for, when something went wrong.
     #[must_use]
     pub fn waiting(&self) -> Option<&Waiting> {
         self.start.waiting().or_else(|| self.image.waiting())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: SignedDuration = SignedDuration::from_secs(30);
+
+    fn waiting() -> Waiting {
+        Waiting {
+            reason: "CreateContainerError".into(),
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn another_image_begins_anew() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut live = LiveContainer::default();
+        live.image.fail(now, MAX, waiting());
+        live.pulls.advance(now, now);
+        live.start.fail(now, MAX, waiting());
+        live.renew_image();
+        assert_eq!((&live.image, &live.start), (&Step::Todo, &Step::Todo));
+        assert_eq!(live.pulls, Backoff::default());
+        live.start.begin();
+        live.renew_image();
+        assert!(live.start.is_busy(), "the job is still at it");
+    }
+
+    #[test]
+    fn a_failed_start_looks_for_its_image_again() {
+        let mut live = LiveContainer {
+            image: Step::Done,
+            ..Default::default()
+        };
+        live.start.begin();
+        live.start_failed(Timestamp::UNIX_EPOCH, MAX, waiting());
+        assert_eq!(live.image, Step::Todo);
+        assert_eq!(live.waiting(), Some(&waiting()));
     }
 }

@@ -133,7 +133,7 @@ impl Worker {
                     .begin(attempt, now);
                 self.ended(name, end);
             }
-            Started::Retry(waiting) => live.start.fail(now, MAX_RETRY, waiting),
+            Started::Retry(waiting) => live.start_failed(now, MAX_RETRY, waiting),
         }
     }
 
