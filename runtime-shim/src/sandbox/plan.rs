@@ -92,6 +92,19 @@ pub fn members(spec: &v1::SandboxSpec) -> impl DoubleEndedIterator<Item = Member
     init.chain(regular)
 }
 
+/// Containers that `new` gives another image.
+pub fn changed_images(old: &v1::SandboxSpec, new: &v1::SandboxSpec) -> Vec<String> {
+    let changed = |member: &Member<'_>| {
+        members(old).any(|before| {
+            before.spec.name == member.spec.name && before.spec.image != member.spec.image
+        })
+    };
+    members(new)
+        .filter(changed)
+        .map(|member| member.spec.name.clone())
+        .collect()
+}
+
 /// Whether no container will run again, by the restart policy. Sidecars do not count.
 #[must_use]
 pub fn is_finished(spec: &v1::SandboxSpec, facts: &Facts) -> bool {

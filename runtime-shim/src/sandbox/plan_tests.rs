@@ -381,6 +381,17 @@ fn a_changed_image_replaces_the_container() {
 }
 
 #[test]
+fn only_another_image_counts_as_changed() {
+    let old = spec(&["a", "b"]);
+    let mut new = old.clone();
+    new.containers[0].tty = true;
+    assert!(changed_images(&old, &new).is_empty());
+    new.containers[1].image = "busybox:2".into();
+    new.containers.push(container("c"));
+    assert_eq!(changed_images(&old, &new), ["b"]);
+}
+
+#[test]
 fn nothing_is_decided_for_an_unknown_sandbox_but_its_removal() {
     let mut spec = spec(&["a"]);
     spec.schema = 0;

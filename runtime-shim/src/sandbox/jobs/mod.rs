@@ -84,7 +84,14 @@ pub enum Outcome {
     /// Volumes and managed files.
     Volumes(Result<VolumePaths, Waiting>),
     /// A container's image.
-    Image(String, Box<Result<Image, ImageError>>),
+    Image {
+        /// The container.
+        container: String,
+        /// The image as the pod named it then.
+        reference: String,
+        /// What came of it.
+        result: Box<Result<Image, ImageError>>,
+    },
     /// A container's start.
     Start(String, Box<Started>),
     /// A container's last words.

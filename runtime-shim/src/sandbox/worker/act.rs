@@ -36,9 +36,7 @@ impl Worker {
             Action::Ask { container, why } => self.ask(&container, why, now).await,
             Action::Kill(name) => self.kill(&name, now).await,
             Action::AbandonImage(name) => {
-                if let Some(pull) = self.pulls.remove(&name) {
-                    pull.abort();
-                }
+                self.abandon_pull(&name);
                 self.live.containers.entry(name).or_default().image = Step::Todo;
             }
             Action::End { reason, message } => {
@@ -75,9 +73,19 @@ impl Worker {
         let key = name.clone();
         let pull = self.jobs.spawn(async move {
             let image = jobs::ensure_image(&host, &spec, &container, kind).await;
-            Outcome::Image(name, Box::new(image))
+            Outcome::Image {
+                container: name,
+                reference: container.image,
+                result: Box::new(image),
+            }
         });
         self.pulls.insert(key, pull);
+    }
+
+    pub(super) fn abandon_pull(&mut self, name: &str) {
+        if let Some(pull) = self.pulls.remove(name) {
+            pull.abort();
+        }
     }
 
     pub(super) fn start(&mut self, name: &str) {

@@ -23,7 +23,7 @@ use super::facts::{Attempt, Facts, Removal};
 use super::identity::{Identity, Kind};
 use super::jobs::{Host, Outcome};
 use super::live::{Live, Step, Waiting};
-use super::plan::{members, plan};
+use super::plan::{changed_images, members, plan};
 use super::view::View;
 use crate::images::Image;
 use crate::logs::ContainerLog;
@@ -210,6 +210,11 @@ impl Worker {
                 self.live.volumes_again = true;
             }
             self.live.contents_known = true;
+            for name in changed_images(&self.spec, &spec) {
+                self.abandon_pull(&name);
+                self.images.remove(&name);
+                self.live.containers.entry(name).or_default().renew_image();
+            }
             self.spec = spec;
         }
         if let Some(removal) = inbox.removal

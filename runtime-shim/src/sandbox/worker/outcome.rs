@@ -33,7 +33,11 @@ impl Worker {
                 self.live.volumes_again = false;
                 self.live.volumes.fail(now, MAX_RETRY, waiting);
             }
-            Outcome::Image(name, result) => self.image(&name, *result, now),
+            Outcome::Image {
+                container,
+                reference,
+                result,
+            } => self.image(&container, &reference, *result, now),
             Outcome::Start(name, started) => self.started(&name, *started, now),
             Outcome::Collected(name, end) => {
                 self.live
@@ -69,7 +73,18 @@ impl Worker {
         }
     }
 
-    pub(super) fn image(&mut self, name: &str, result: Result<Image, ImageError>, now: Timestamp) {
+    pub(super) fn image(
+        &mut self,
+        name: &str,
+        reference: &str,
+        result: Result<Image, ImageError>,
+        now: Timestamp,
+    ) {
+        // It may have ended at the moment at which the pod began to name another.
+        let wanted = self.member(name).is_some_and(|(c, _)| c.image == reference);
+        if !wanted {
+            return;
+        }
         self.pulls.remove(name);
         let live = self.live.containers.entry(name.to_owned()).or_default();
         match result {
