@@ -119,6 +119,7 @@ mod tests {
             image_id: String::new(),
             spec_hash: String::new(),
             stop_signal: 15,
+            replaced: false,
             phase,
         });
         ContainerView {

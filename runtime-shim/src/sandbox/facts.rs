@@ -94,6 +94,10 @@ pub struct Attempt {
     pub spec_hash: String,
     /// Signal that asks the process to end.
     pub stop_signal: u32,
+    /// It was asked to end only so that one with another image takes its place, which then happens
+    /// whatever the restart policy (kuberuntime `computePodActions`).
+    #[serde(default)]
+    pub replaced: bool,
     /// How far it is.
     pub phase: Phase,
 }
@@ -171,6 +175,7 @@ impl Attempt {
             image_id: identity.image_id.clone(),
             spec_hash: identity.spec_hash.clone(),
             stop_signal: identity.stop_signal,
+            replaced: false,
             phase: Phase::Running { since },
         }
     }
@@ -185,6 +190,13 @@ impl Attempt {
     #[must_use]
     pub fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ended(_))
+    }
+
+    /// Whether it has ended and another attempt follows it.
+    #[must_use]
+    pub fn is_followed(&self, policy: v1::RestartPolicy, kind: Kind, sidecar: bool) -> bool {
+        self.termination()
+            .is_some_and(|end| self.replaced || restarts(policy, kind, sidecar, end))
     }
 
     /// How it ended, when all is known.
@@ -206,13 +218,34 @@ impl ContainerFacts {
             .map_or(0, |attempt| attempt.number.saturating_add(1))
     }
 
+    /// When the attempt after one that ended so may begin.
+    #[must_use]
+    pub fn due(&self, end: &Termination) -> Timestamp {
+        if self.is_replaced() {
+            return end.finished_at;
+        }
+        self.crash.due(end.finished_at)
+    }
+
+    /// Whether the newest attempt ends, or ended, to make room for another image.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.current
+            .as_ref()
+            .is_some_and(|attempt| attempt.replaced)
+    }
+
     /// Puts a new attempt in the place of the ended one, whose end it makes the next wait
-    /// longer for.
+    /// longer for. Another image has not crashed yet.
     pub fn begin(&mut self, attempt: Attempt, now: Timestamp) {
         if let Some(old) = self.current.replace(attempt)
             && let Phase::Ended(termination) = old.phase
         {
-            self.crash.advance(termination.finished_at, now);
+            if old.replaced {
+                self.crash = Backoff::default();
+            } else {
+                self.crash.advance(termination.finished_at, now);
+            }
             self.last = Some(termination);
         }
     }
@@ -286,6 +319,7 @@ mod tests {
             image_id: String::new(),
             spec_hash: String::new(),
             stop_signal: 15,
+            replaced: false,
             phase,
         };
         let mut facts = ContainerFacts::default();
@@ -303,6 +337,34 @@ mod tests {
         );
         assert_eq!(facts.crash.delay(Timestamp::UNIX_EPOCH).as_secs(), 10);
         assert_eq!(facts.last, Some(ended(3)));
+    }
+
+    #[test]
+    fn a_replaced_attempt_is_followed_at_once() {
+        let mut attempt = Attempt {
+            number: 0,
+            id: String::new(),
+            image: String::new(),
+            image_id: String::new(),
+            spec_hash: String::new(),
+            stop_signal: 15,
+            replaced: false,
+            phase: Phase::Ended(ended(143)),
+        };
+        let followed =
+            |attempt: &Attempt| attempt.is_followed(v1::RestartPolicy::Never, Kind::Regular, false);
+        assert!(!followed(&attempt));
+        attempt.replaced = true;
+        assert!(followed(&attempt));
+        let mut facts = ContainerFacts::default();
+        facts
+            .crash
+            .advance(Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
+        facts.current = Some(attempt.clone());
+        assert_eq!(facts.due(&ended(143)), Timestamp::UNIX_EPOCH);
+        attempt.replaced = false;
+        facts.begin(attempt, Timestamp::UNIX_EPOCH);
+        assert_eq!(facts.crash, Backoff::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use jiff::{SignedDuration, Timestamp};
 use sandman_protocol::v1;
 
-use super::facts::{Attempt, ContainerFacts, Facts, restarts};
+use super::facts::{Attempt, Facts};
 use super::identity::{Kind, spec_hash};
 use super::live::{Live, LiveContainer, Step};
 
@@ -109,11 +109,9 @@ pub fn changed_images(old: &v1::SandboxSpec, new: &v1::SandboxSpec) -> Vec<Strin
 #[must_use]
 pub fn is_finished(spec: &v1::SandboxSpec, facts: &Facts) -> bool {
     let over = |member: &Member<'_>| {
-        let end = facts
-            .attempt(&member.spec.name)
-            .and_then(Attempt::termination);
-        end.is_some_and(|end| {
-            !restarts(spec.restart_policy(), member.kind, member.spec.sidecar, end)
+        facts.attempt(&member.spec.name).is_some_and(|attempt| {
+            !attempt.is_live()
+                && !attempt.is_followed(spec.restart_policy(), member.kind, member.spec.sidecar)
         })
     };
     let init_failed = members(spec).any(|member| {
@@ -295,18 +293,14 @@ impl Planner<'_> {
             self.replace_if_changed(member.spec, attempt);
             return;
         }
-        if let Some(end) = attempt.and_then(Attempt::termination) {
-            if !restarts(
-                self.spec.restart_policy(),
-                member.kind,
-                member.spec.sidecar,
-                end,
-            ) {
+        if let (Some(facts), Some(attempt)) = (facts, attempt)
+            && let Some(end) = attempt.termination()
+        {
+            let policy = self.spec.restart_policy();
+            if !attempt.is_followed(policy, member.kind, member.spec.sidecar) {
                 return;
             }
-            let due = facts.map_or(self.now, |facts: &ContainerFacts| {
-                facts.crash.due(end.finished_at)
-            });
+            let due = facts.due(end);
             if due > self.now {
                 self.wake(due);
                 return;

@@ -49,6 +49,7 @@ fn attempt(name: &str, phase: Phase) -> Attempt {
         image_id: String::new(),
         spec_hash: spec_hash(&container(name)),
         stop_signal: 15,
+        replaced: false,
         phase,
     }
 }
@@ -378,6 +379,22 @@ fn a_changed_image_replaces_the_container() {
             why: Why::Changed
         }]
     );
+}
+
+#[test]
+fn a_replaced_container_runs_again_whatever_the_policy() {
+    for policy in [v1::RestartPolicy::Never, v1::RestartPolicy::OnFailure] {
+        let mut spec = spec(&["a"]);
+        spec.restart_policy = policy as i32;
+        let (mut facts, mut live) = ready();
+        image_ready(&mut live, "a");
+        end(&mut facts, "a", 0, 5);
+        assert!(is_finished(&spec, &facts));
+        let attempt = facts.containers.get_mut("a").unwrap().current.as_mut();
+        attempt.unwrap().replaced = true;
+        assert!(!is_finished(&spec, &facts));
+        assert_eq!(plan(&spec, &facts, &live, at(5)).actions, [start("a")]);
+    }
 }
 
 #[test]

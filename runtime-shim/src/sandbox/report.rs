@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use prost_types::Timestamp as WireTime;
 use sandman_protocol::v1;
 
-use super::facts::{ContainerFacts, Facts, Phase, Termination, restarts};
+use super::facts::{ContainerFacts, Facts, Phase, Termination};
 use super::live::{Live, LiveContainer};
 use super::plan::{Member, is_finished, members};
 use crate::spec::pod_label;
@@ -116,14 +116,17 @@ impl View<'_> {
                 }));
             }
             Phase::Ended(end) => {
+                let policy = self.spec.restart_policy();
                 let again = !over
                     && self.spec.schema > 0
-                    && restarts(
-                        self.spec.restart_policy(),
-                        member.kind,
-                        member.spec.sidecar,
-                        end,
-                    );
+                    && attempt.is_followed(policy, member.kind, member.spec.sidecar);
+                if again && attempt.replaced {
+                    // As one that is new: an end of this pod's container, shown now, would count
+                    // as the pod's own where the policy lets nothing run again.
+                    report.last_termination = None;
+                    report.state = Some(waiting(self.first_wait(live)));
+                    return report;
+                }
                 match self
                     .restart_wait(member, facts, live, end)
                     .filter(|_| again)
@@ -175,7 +178,7 @@ impl View<'_> {
             });
         }
         let delay = facts.crash.delay(end.finished_at);
-        let due = facts.crash.due(end.finished_at);
+        let due = facts.due(end);
         (due > self.now).then(|| v1::Waiting {
             reason: "CrashLoopBackOff".to_owned(),
             message: crash_loop_message(delay, &member.spec.name, self.spec),

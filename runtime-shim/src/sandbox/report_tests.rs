@@ -36,6 +36,7 @@ fn attempt(number: u32, phase: Phase) -> Attempt {
         image_id: "busybox@sha256:1".into(),
         spec_hash: String::new(),
         stop_signal: 15,
+        replaced: false,
         phase,
     }
 }
@@ -229,4 +230,24 @@ fn durations_print_as_in_go() {
     for (seconds, text) in [(10, "10s"), (80, "1m20s"), (300, "5m0s")] {
         assert_eq!(go_duration(SignedDuration::from_secs(seconds)), text);
     }
+}
+
+#[test]
+fn a_replaced_container_is_no_end_of_its_pod() {
+    let (mut spec, live) = (spec(), Live::default());
+    spec.restart_policy = v1::RestartPolicy::Never as i32;
+    let mut facts = facts(Some(ended(143, 5)));
+    let container = facts.containers.get_mut("c").unwrap();
+    container.current.as_mut().unwrap().replaced = true;
+    let told = report(&spec, &facts, &live, at(6));
+    assert_eq!(told.lifecycle(), v1::Lifecycle::Active);
+    assert_eq!(wait_of(&told.containers[0]).0, "ContainerCreating");
+    assert_eq!(told.containers[0].last_termination, None);
+    // Its own removal ends it all the same.
+    facts.removal = Some(Removal {
+        deadline: at(30),
+        reason: String::new(),
+    });
+    let told = only(&spec, &facts, &live, 6);
+    assert!(matches!(told.state, Some(State::Terminated(_))));
 }

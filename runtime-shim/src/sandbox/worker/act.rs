@@ -157,6 +157,14 @@ impl Worker {
             .entry(name.to_owned())
             .or_default()
             .asked_at = Some(now);
+        if why == Why::Changed {
+            // Before the signal: however soon the process ends, it is known why.
+            let current = self.facts.containers.get_mut(name);
+            if let Some(attempt) = current.and_then(|facts| facts.current.as_mut()) {
+                attempt.replaced = true;
+            }
+            self.persist();
+        }
         if let Err(error) = self
             .host
             .runtime

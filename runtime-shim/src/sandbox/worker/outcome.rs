@@ -5,7 +5,7 @@ use tracing::{info, warn};
 
 use super::{MAX_RETRY, Output, Worker};
 use crate::images::{Image, ImageError};
-use crate::sandbox::facts::{Attempt, Phase, Termination, restarts};
+use crate::sandbox::facts::{Attempt, Phase, Termination};
 use crate::sandbox::jobs::{About, Outcome, Started};
 use crate::sandbox::live::{Step, Waiting};
 use crate::sandbox::plan::is_finished;
@@ -156,15 +156,14 @@ impl Worker {
         if let Some(output) = self.outputs.remove(name) {
             output.running.send_replace(false);
         }
-        let finished_at = end.finished_at;
         let Some(facts) = self.facts.containers.get_mut(name) else {
             return;
         };
-        let due = facts.crash.due(finished_at);
+        let due = facts.due(&end);
         let Some(attempt) = facts.current.as_mut() else {
             return;
         };
-        attempt.phase = Phase::Ended(end.clone());
+        attempt.phase = Phase::Ended(end);
         self.persist();
         let Some((container, kind)) = self.member(name) else {
             return;
@@ -172,7 +171,11 @@ impl Worker {
         let stopping = self.facts.removal.is_some()
             || self.facts.ended.is_some()
             || is_finished(&self.spec, &self.facts);
-        let again = restarts(self.spec.restart_policy(), kind, container.sidecar, &end);
+        let policy = self.spec.restart_policy();
+        let again = self
+            .facts
+            .attempt(name)
+            .is_some_and(|attempt| attempt.is_followed(policy, kind, container.sidecar));
         if again && !stopping && due > Timestamp::now() {
             let message = format!(
                 "Back-off restarting failed container {name} in pod {}",
