@@ -15,6 +15,8 @@ use crate::logs::{ContainerLog, LogId};
 use crate::runtime::TaskStatus;
 
 const RETRY: Duration = Duration::from_secs(1);
+/// How long one container may hold up the start of the service.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Brings facts into line with the containers found in containerd. `known` tells whether the
 /// sandbox has a record; without one its history is what the labels say.
@@ -134,17 +136,24 @@ fn unknown_end(identity: &Identity) -> Termination {
     }
 }
 
-/// The state of a task, asked until containerd answers.
+/// The state of a task. One that containerd cannot tell in time is unknown: the whole host
+/// waits for this look before it serves, and the sandbox's worker goes on asking.
 async fn state(host: &Host, identity: &Identity) -> Option<TaskStatus> {
-    loop {
-        match host.runtime.state(&identity.container_id()).await {
-            Ok(state) => return state,
-            Err(error) => {
-                warn!(pod_uid = identity.uid, %error, "cannot ask containerd about a container");
-                tokio::time::sleep(RETRY).await;
+    let answer = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match host.runtime.state(&identity.container_id()).await {
+                Ok(state) => return state,
+                Err(error) => {
+                    warn!(pod_uid = identity.uid, %error, "cannot ask containerd about a container");
+                    if !error.is_unavailable() {
+                        return Some(TaskStatus::Unknown);
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
             }
         }
-    }
+    });
+    answer.await.unwrap_or(Some(TaskStatus::Unknown))
 }
 
 async fn remove(host: &Host, identity: &Identity) {

@@ -48,6 +48,8 @@ impl Worker {
                 self.persist();
                 self.shared.wake.notify_one();
             }
+            // A lagging record does not say yet what is to be removed, or why.
+            Action::TearDown if !self.journal.is_current() => {}
             Action::TearDown => {
                 self.live.teardown.begin();
                 let (host, spec, facts) =

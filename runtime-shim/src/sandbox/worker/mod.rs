@@ -4,6 +4,7 @@
 //! one starts from the record, containerd's labels and the tasks' states.
 
 mod act;
+mod journal;
 mod observe;
 mod outcome;
 mod tell;
@@ -18,6 +19,7 @@ use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::warn;
 
+use self::journal::Journal;
 use super::adopt;
 use super::facts::{Attempt, Facts, Removal};
 use super::identity::{Identity, Kind};
@@ -86,6 +88,7 @@ pub(super) struct Worker {
     jobs: JoinSet<Outcome>,
     pulls: HashMap<String, AbortHandle>,
     look_at: Option<Timestamp>,
+    journal: Journal,
 }
 
 impl Worker {
@@ -112,6 +115,7 @@ impl Worker {
             jobs: JoinSet::new(),
             pulls: HashMap::new(),
             look_at: None,
+            journal: Journal::default(),
         }
     }
 
@@ -145,6 +149,13 @@ impl Worker {
                 return;
             }
             let now = Timestamp::now();
+            if self.journal.retry_at().is_some_and(|at| at <= now) {
+                self.persist();
+                if self.journal.is_current() {
+                    // For the exits that waited for this.
+                    self.look_at = Some(now);
+                }
+            }
             if self.look_at.is_some_and(|at| at <= now) {
                 self.look().await;
             }
@@ -154,7 +165,7 @@ impl Worker {
             }
             let noted = self.note_backoff(now);
             self.publish();
-            let wake = [decided.wake, self.look_at, noted]
+            let wake = [decided.wake, self.look_at, noted, self.journal.retry_at()]
                 .into_iter()
                 .flatten()
                 .min();
@@ -264,9 +275,9 @@ impl Worker {
         self.look_at = Some(now);
     }
 
-    fn persist(&self) {
-        if let Err(error) = self.host.store.write_facts(&self.spec.uid, &self.facts) {
-            warn!(pod_uid = self.spec.uid, %error, "cannot write the record of the sandbox");
-        }
+    fn persist(&mut self) {
+        let now = Timestamp::now();
+        self.journal
+            .write(&self.host.store, &self.spec.uid, &self.facts, now);
     }
 }

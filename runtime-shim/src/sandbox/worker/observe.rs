@@ -91,8 +91,11 @@ impl Worker {
         self.persist();
     }
 
-    /// Starts the collection of an exit that is on record.
+    /// Starts the collection of an exit that is on record: it makes the runtime forget it.
     pub(super) fn collect(&mut self, name: &str) {
+        if !self.journal.is_current() {
+            return;
+        }
         let Some(attempt) = self.facts.attempt(name).cloned() else {
             return;
         };
