@@ -18,12 +18,9 @@ mod pool;
 pub use self::cidr::{CidrError, Ipv4Cidr};
 use self::namespace::Pins;
 use self::netlink::Socket;
-use self::netlink::route::{Route, by_index};
+use self::netlink::route::by_index;
 use self::nftables::{LINK_PREFIX, Ruleset};
 use self::pool::AddressPool;
-
-/// `RTPROT_*` number of routes to other hosts, so that only our own are ever removed.
-const HOST_ROUTE_PROTOCOL: u8 = 0x5d;
 
 /// What [`Network`] needs to know.
 #[derive(Clone, Debug)]
@@ -37,17 +34,6 @@ pub struct NetworkConfig {
     pub cluster_cidrs: Vec<Ipv4Cidr>,
     /// TCP ports of the host itself that sandboxes may not reach.
     pub closed_ports: Vec<u16>,
-}
-
-/// Another host's pods and the address to reach them by.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostRoute {
-    /// Host name, for messages.
-    pub name: String,
-    /// Address of the host, on a network both hosts share.
-    pub address: Ipv4Addr,
-    /// Its pods.
-    pub pod_cidr: Ipv4Cidr,
 }
 
 /// Namespaces of one pod, pinned in the file system.
@@ -180,43 +166,6 @@ impl Network {
                 uids.extend(entry.file_name().into_string());
             }
             Ok(uids)
-        })
-        .await
-    }
-
-    /// Makes the routes to other hosts' pods be exactly these.
-    ///
-    /// # Errors
-    /// The kernel refuses a route; names the host.
-    pub async fn set_host_routes(&self, routes: &[HostRoute]) -> Result<(), NetworkError> {
-        let routes = routes.to_vec();
-        blocking(move || {
-            let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
-            let mut wanted = Vec::with_capacity(routes.len());
-            for host in &routes {
-                let route = Route {
-                    destination: host.pod_cidr,
-                    via: Some(host.address),
-                    link: None,
-                    protocol: HOST_ROUTE_PROTOCOL,
-                };
-                socket.put_route(&route).map_err(NetworkError::io(format!(
-                    "route {} to host {} by {}",
-                    host.pod_cidr, host.name, host.address
-                )))?;
-                wanted.push(host.pod_cidr);
-            }
-            let present = socket.routes().map_err(NetworkError::io("read routes"))?;
-            let ours = present
-                .into_iter()
-                .filter(|route| route.protocol == HOST_ROUTE_PROTOCOL);
-            for route in ours.filter(|route| !wanted.contains(&route.destination)) {
-                let what = format!("remove route {}", route.destination);
-                socket
-                    .delete_route(&route)
-                    .map_err(NetworkError::io(what))?;
-            }
-            Ok(())
         })
         .await
     }

@@ -3,6 +3,7 @@
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use super::netlink::route::VethPair;
+use super::netlink::route::{Route, VethPair};
 use super::*;
 
 const UID_A: &str = "0a1b2c3d-0000-4000-8000-00000000000a";
@@ -232,30 +233,67 @@ fn addresses_are_learnt_from_the_kernel() {
             .await
             .unwrap();
         assert_ne!(a.ip, b.ip);
+    });
+}
 
-        // Half-made by a crash: the mark of completeness is missing.
-        let mut socket = Socket::route().unwrap();
-        let routes = socket.routes().unwrap();
-        let destination = match b.ip.unwrap() {
-            IpAddr::V4(address) => Ipv4Cidr::host(address),
-            IpAddr::V6(_) => unreachable!(),
-        };
-        let route = routes
-            .iter()
-            .find(|route| route.destination == destination)
-            .unwrap();
-        socket.delete_route(route).unwrap();
+#[test]
+fn a_pod_that_runs_keeps_its_namespaces_and_address() {
+    in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
-        let again = network
-            .setup(UID_B, v1::NetworkMode::Pod, "b")
+        let a = network
+            .setup(UID_A, v1::NetworkMode::Pod, "a")
             .await
             .unwrap();
+        let address = a.ip.unwrap();
+        let namespace = || std::fs::metadata(&a.netns).unwrap().ino();
+        let (before, link) = (namespace(), pod::link_name(UID_A));
+        let listener = inside(&a.netns, || TcpListener::bind("0.0.0.0:80").unwrap());
+        let route = address.to_string();
+        for damage in [["route", "del", &route], ["link", "del", &link]] {
+            assert!(Command::new("ip").args(damage).status().unwrap().success());
+            // As the next process does, with what the records say.
+            let network = Network::start(config(&folder)).await.unwrap();
+            assert!(network.keep(UID_A, address));
+            let b = network
+                .setup(UID_B, v1::NetworkMode::Pod, "b")
+                .await
+                .unwrap();
+            assert_ne!(b.ip, a.ip);
+            assert_eq!(
+                network
+                    .setup(UID_A, v1::NetworkMode::Pod, "a")
+                    .await
+                    .unwrap(),
+                a
+            );
+            assert_eq!(namespace(), before);
+            inside(&b.netns, || connect((address, 80).into()).unwrap());
+            listener.accept().unwrap();
+            network.teardown(UID_B).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_a_crash_left_half_made_is_made_anew() {
+    in_own_namespaces(|folder| async move {
+        let network = Network::start(config(&folder)).await.unwrap();
+        network
+            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .await
+            .unwrap();
+        // The last pin was not made yet.
+        nix::mount::umount(&folder.join("netns").join(UID_A).join("ipc")).unwrap();
+        let network = Network::start(config(&folder)).await.unwrap();
+        let again = network
+            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .await
+            .unwrap();
+        let routes = Socket::route().unwrap().routes().unwrap();
         assert!(
-            socket
-                .routes()
-                .unwrap()
+            routes
                 .iter()
-                .any(|route| { again.ip == Some(IpAddr::V4(route.destination.network())) })
+                .any(|route| again.ip == Some(IpAddr::V4(route.destination.network())))
         );
     });
 }
@@ -308,45 +346,6 @@ fn all_addresses_serve_again_and_their_lack_is_clear() {
                 network.teardown(&format!("{round}-{pod}")).await.unwrap();
             }
         }
-    });
-}
-
-#[test]
-fn host_routes_become_exactly_what_is_asked() {
-    in_own_namespaces(|folder| async move {
-        let network = Network::start(config(&folder)).await.unwrap();
-        let run =
-            |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
-        run(&["link", "set", "lo", "up"]);
-        run(&["addr", "add", "10.90.0.11/16", "dev", "lo"]);
-        let route = |name: &str, address: [u8; 4], cidr: &str| HostRoute {
-            name: name.to_owned(),
-            address: address.into(),
-            pod_cidr: cidr.parse().unwrap(),
-        };
-        let installed = || {
-            let routes = Socket::route().unwrap().routes().unwrap();
-            let ours = routes
-                .into_iter()
-                .filter(|route| route.protocol == HOST_ROUTE_PROTOCOL);
-            let mut ours: Vec<_> = ours
-                .map(|route| (route.destination.to_string(), route.via.unwrap()))
-                .collect();
-            ours.sort();
-            ours
-        };
-        let first = [
-            route("host-1", [10, 90, 0, 12], "10.64.64.0/18"),
-            route("host-2", [10, 90, 0, 13], "10.64.128.0/18"),
-        ];
-        network.set_host_routes(&first).await.unwrap();
-        assert_eq!(installed().len(), 2);
-        let moved = [route("host-1", [10, 90, 0, 14], "10.64.64.0/18")];
-        network.set_host_routes(&moved).await.unwrap();
-        assert_eq!(
-            installed(),
-            [("10.64.64.0/18".to_owned(), Ipv4Addr::new(10, 90, 0, 14))]
-        );
     });
 }
 

@@ -186,14 +186,6 @@ impl Socket {
         )
     }
 
-    /// Deletes a route; one that does not exist is deleted already.
-    pub(in crate::network) fn delete_route(&mut self, route: &Route) -> io::Result<()> {
-        match self.call(RouteNetlinkMessage::DelRoute(encode(route)), 0) {
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-            other => other,
-        }
-    }
-
     /// IPv4 routes of the main table.
     pub(in crate::network) fn routes(&mut self) -> io::Result<Vec<Route>> {
         let mut filter = RouteMessage::default();
