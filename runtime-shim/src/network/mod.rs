@@ -121,7 +121,17 @@ impl Network {
         .await
     }
 
-    /// Makes the pod's namespaces, or finds them as made before. Calls for one
+    /// Keeps for a pod the address that its record says it has, whether or not the kernel still
+    /// shows it. False if another pod was given it meanwhile.
+    #[must_use]
+    pub fn keep(&self, uid: &str, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.inner.pool().learn(uid, address),
+            IpAddr::V6(_) => false,
+        }
+    }
+
+    /// Makes the pod's namespaces, or finds them as made before and mends the way to them. Calls for one
     /// pod must not overlap with each other or with [`Self::teardown`].
     ///
     /// # Errors
@@ -181,8 +191,18 @@ impl Inner {
         let pins = Pins::new(&self.pins, uid);
         let with_link = mode != v1::NetworkMode::None;
         let address = self.pool().get(uid);
-        if pins.complete() && (!with_link || address.is_some()) {
-            return Ok(pod_network(&pins, address));
+        if pins.complete() {
+            // The pins come last: what is behind them was whole once, and processes may run there.
+            match (with_link, address) {
+                (false, _) => return Ok(pod_network(&pins, None)),
+                (true, Some(address)) => {
+                    reconnect(&pins, uid, address)
+                        .map_err(NetworkError::io(format!("reconnect pod {uid}")))?;
+                    return Ok(pod_network(&pins, Some(address)));
+                }
+                // Neither the kernel nor a record knows it: it had not begun to be used.
+                (true, None) => {}
+            }
         }
         // Half-made, by a crash: nothing runs in it yet.
         self.teardown(uid)?;
@@ -234,6 +254,16 @@ impl Inner {
     }
 }
 
+/// Makes the host's side of a pod's link true again, and the link itself if it is gone.
+fn reconnect(pins: &Pins, uid: &str, address: Ipv4Addr) -> io::Result<()> {
+    let mut socket = Socket::route()?;
+    let name = pod::link_name(uid);
+    if socket.link(&name)?.is_some() {
+        return pod::host_end(&mut socket, &name, uid, address);
+    }
+    pins.enter(|inside| pod::connect(inside, uid, address))
+}
+
 fn pod_network(pins: &Pins, address: Option<Ipv4Addr>) -> PodNetwork {
     PodNetwork {
         netns: pins.path("net"),
@@ -254,8 +284,9 @@ fn learn(cidr: Ipv4Cidr) -> io::Result<AddressPool> {
         let uid = link.filter(|link| link.name.starts_with(LINK_PREFIX));
         if let Some(uid) = uid.and_then(|link| link.alias.as_deref())
             && route.destination.prefix() == 32
+            && !pool.learn(uid, route.destination.network())
         {
-            pool.learn(uid, route.destination.network());
+            tracing::warn!(pod_uid = uid, address = %route.destination, "address is another pod's");
         }
     }
     Ok(pool)

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use super::netlink::Socket;
@@ -58,15 +58,23 @@ impl Pins {
         for kind in PINS {
             fs::File::create(self.path(kind))?;
         }
-        // A thread that unshared is never used for anything else; its last
-        // reference to the namespaces goes with it.
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("netns".to_owned());
-            let thread =
-                thread.spawn_scoped(scope, || self.create_on_this_thread(hostname, configure))?;
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("namespace thread panicked")))
+        on_own_thread(|| self.create_on_this_thread(hostname, configure))
+    }
+
+    /// Lets `configure` work inside the network namespace that is pinned.
+    pub(super) fn enter(
+        &self,
+        configure: impl FnOnce(Inside<'_>) -> io::Result<()> + Send,
+    ) -> io::Result<()> {
+        let namespace = fs::File::open(self.path("net"))?;
+        on_own_thread(|| {
+            let host = Socket::route()?;
+            setns(&namespace, CloneFlags::CLONE_NEWNET)?;
+            configure(Inside {
+                host,
+                pod: Socket::route()?,
+                namespace: namespace.as_fd(),
+            })
         })
     }
 
@@ -123,6 +131,18 @@ impl Pins {
         }
         ignore_missing(fs::remove_dir(&self.folder))
     }
+}
+
+/// A thread that changed its namespaces is never used for anything else; its
+/// last reference to them goes with it.
+fn on_own_thread(work: impl FnOnce() -> io::Result<()> + Send) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("netns".to_owned());
+        let thread = thread.spawn_scoped(scope, work)?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("namespace thread panicked")))
+    })
 }
 
 /// Settings of a pod's own network namespace, the current one.

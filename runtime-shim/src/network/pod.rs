@@ -68,7 +68,13 @@ fn pod_end(pod: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
     })
 }
 
-fn host_end(host: &mut Socket, name: &str, uid: &str, address: Ipv4Addr) -> io::Result<()> {
+/// The host's end, with the one route to the pod. May be repeated.
+pub(super) fn host_end(
+    host: &mut Socket,
+    name: &str,
+    uid: &str,
+    address: Ipv4Addr,
+) -> io::Result<()> {
     let link = host
         .link(name)?
         .ok_or_else(|| io::Error::other(format!("link {name} vanished")))?;

@@ -48,12 +48,20 @@ impl AddressPool {
         Some(address)
     }
 
-    /// Records an address that a pod holds already.
-    pub(super) fn learn(&mut self, uid: &str, address: Ipv4Addr) {
-        if let Some(index) = self.index(address) {
-            self.set(index, true);
-            self.by_uid.insert(uid.to_owned(), address);
+    /// Records an address that a pod holds already, be it of an earlier range. False if it is
+    /// another pod's, or the pod has another.
+    pub(super) fn learn(&mut self, uid: &str, address: Ipv4Addr) -> bool {
+        if let Some(known) = self.by_uid.get(uid) {
+            return *known == address;
         }
+        if let Some(index) = self.index(address) {
+            if self.is_taken(index) {
+                return false;
+            }
+            self.set(index, true);
+        }
+        self.by_uid.insert(uid.to_owned(), address);
+        true
     }
 
     /// Frees the pod's address, if it has one.
@@ -139,11 +147,16 @@ mod tests {
     #[test]
     fn keeps_off_learnt_addresses() {
         let mut pool = pool("10.64.0.0/30");
-        pool.learn("old", Ipv4Addr::new(10, 64, 0, 1));
-        pool.learn("stranger", Ipv4Addr::new(10, 65, 0, 1));
+        assert!(pool.learn("old", Ipv4Addr::new(10, 64, 0, 1)));
+        assert!(pool.learn("old", Ipv4Addr::new(10, 64, 0, 1)));
+        assert!(!pool.learn("old", Ipv4Addr::new(10, 64, 0, 2)));
+        assert!(!pool.learn("other", Ipv4Addr::new(10, 64, 0, 1)));
+        // The range was another when this one began.
+        assert!(pool.learn("stranger", Ipv4Addr::new(10, 65, 0, 1)));
         assert_eq!(pool.allocate("old"), Some(Ipv4Addr::new(10, 64, 0, 1)));
         assert_eq!(pool.allocate("new"), Some(Ipv4Addr::new(10, 64, 0, 2)));
-        assert_eq!(pool.get("stranger"), None);
+        assert_eq!(pool.get("other"), None);
+        assert_eq!(pool.get("stranger"), Some(Ipv4Addr::new(10, 65, 0, 1)));
         assert_eq!(pool.allocate("more"), None);
     }
 

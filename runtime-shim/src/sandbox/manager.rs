@@ -64,6 +64,7 @@ impl Sandboxes {
         // Before the look at the states, so that nothing between is missed.
         let events = host.runtime.events();
         let records = host.store.load()?;
+        keep_addresses(&host, &records);
         let found = find(&host).await;
         let sandboxes = Arc::new(Self {
             host,
@@ -383,6 +384,17 @@ fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
         wake: Notify::new(),
         view: Mutex::new(Arc::new(view)),
     })
+}
+
+/// Before any is handed out: the addresses of sandboxes whose link the host lost.
+fn keep_addresses(host: &Host, records: &BTreeMap<String, Record>) {
+    for (uid, record) in records {
+        if let Some(address) = record.facts.pod_ip.filter(|_| !record.facts.removed)
+            && !host.network.keep(uid, address)
+        {
+            warn!(pod_uid = uid, %address, "the address of a sandbox is in use by another");
+        }
+    }
 }
 
 /// Containers of ours in containerd, by pod UID; asked until it answers.
