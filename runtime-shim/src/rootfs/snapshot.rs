@@ -37,10 +37,15 @@ impl Snapshots {
     /// `state_dir` holds mount points that exist for moments.
     #[must_use]
     pub fn new(channel: Channel, snapshotter: &str, state_dir: &Path) -> Self {
+        let view_dir = state_dir.join("view");
+        if let Err(error) = view::clear(&view_dir) {
+            // It keeps layers from being removed, and nothing else.
+            tracing::warn!(dir = %view_dir.display(), %error, "cannot remove leftover mounts");
+        }
         Self {
             channel,
             snapshotter: snapshotter.to_owned(),
-            view_dir: state_dir.join("view"),
+            view_dir,
             accounts: AccountCache::default(),
         }
     }

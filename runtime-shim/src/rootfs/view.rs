@@ -9,7 +9,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::chdir;
 
 use crate::runtime::RootMount;
 
@@ -55,28 +58,82 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
 fn open_joined(layers: &[PathBuf], view_dir: &Path) -> io::Result<OwnedFd> {
     let point = view_dir.join(uuid::Uuid::new_v4().to_string());
     std::fs::create_dir_all(&point)?;
-    let lower: Vec<_> = layers.iter().map(|layer| layer.to_string_lossy()).collect();
-    let options = format!("lowerdir={}", lower.join(":"));
-    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    let opened = mount(
-        Some("overlay"),
-        &point,
-        Some("overlay"),
-        flags,
-        Some(options.as_str()),
-    )
-    .map_err(io::Error::from)
-    .and_then(|()| {
-        let opened = open_dir(&point);
-        umount2(&point, MntFlags::MNT_DETACH)?;
-        opened
+    // The thread that mounts has another working directory.
+    let point = point.canonicalize()?;
+    let opened = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("view".to_owned());
+        let thread = thread.spawn_scoped(scope, || join_layers(layers, &point))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("view thread panicked")))
     });
     std::fs::remove_dir(&point)?;
     opened
 }
 
+/// The kernel takes one page of mount options, which the full paths of some fifty layers fill:
+/// as in containerd, they are relative to the working directory. So this needs a thread of its
+/// own, whose working directory nobody shares.
+fn join_layers(layers: &[PathBuf], point: &Path) -> io::Result<OwnedFd> {
+    let (folder, names) = relative(layers);
+    unshare(CloneFlags::CLONE_FS)?;
+    chdir(&folder)?;
+    let options = format!("lowerdir={}", names.join(":"));
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    mount(
+        Some("overlay"),
+        point,
+        Some("overlay"),
+        flags,
+        Some(options.as_str()),
+    )?;
+    let opened = open_dir(point);
+    umount2(point, MntFlags::MNT_DETACH)?;
+    opened
+}
+
+/// The deepest folder that all layers are in, and their paths from there.
+fn relative(layers: &[PathBuf]) -> (PathBuf, Vec<String>) {
+    let mut folder = layers
+        .first()
+        .and_then(|l| l.parent())
+        .unwrap_or(Path::new("/"));
+    while let Some(parent) = folder.parent()
+        && !layers
+            .iter()
+            .all(|layer| layer != folder && layer.starts_with(folder))
+    {
+        folder = parent;
+    }
+    let names = layers.iter().map(|layer| {
+        let name = layer.strip_prefix(folder).unwrap_or(layer);
+        name.to_string_lossy().into_owned()
+    });
+    (folder.to_owned(), names.collect())
+}
+
+/// Removes what a look left that its process did not live to end.
+pub(super) fn clear(view_dir: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(view_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let point = entry?.path();
+        match umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            // No mount: it was about to be made, or just removed.
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        std::fs::remove_dir(&point)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
     use super::*;
 
     fn mount_of(kind: &str, source: &str, options: &[&str]) -> RootMount {
@@ -100,6 +157,66 @@ mod tests {
             [PathBuf::from("/a"), PathBuf::from("/b")]
         );
         assert!(lower_dirs(&mount_of("overlay", "overlay", &[])).is_empty());
+    }
+
+    #[test]
+    fn layers_are_named_from_where_they_part() {
+        let relative = |layers: &[&str]| {
+            let layers: Vec<_> = layers.iter().map(PathBuf::from).collect();
+            let (folder, names) = super::relative(&layers);
+            (folder.to_string_lossy().into_owned(), names.join(":"))
+        };
+        for (layers, folder, names) in [
+            (&["/s/12/fs", "/s/3/fs"][..], "/s", "12/fs:3/fs"),
+            (&["/s/a", "/s/b"], "/s", "a:b"),
+            (&["/x/a", "/y/a"], "/", "x/a:y/a"),
+            (&["/s/a", "/s"], "/", "s/a:s"),
+        ] {
+            assert_eq!(relative(layers), (folder.to_owned(), names.to_owned()));
+        }
+    }
+
+    #[test]
+    fn many_layers_are_joined_and_leftovers_cleared() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let view_dir = dir.path().join("view");
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNS).unwrap();
+                let none: Option<&str> = None;
+                mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+                // Neither a full page of options nor the disk's own overlay is in the way.
+                mount(none, dir.path(), Some("tmpfs"), MsFlags::empty(), none).unwrap();
+                let layers: Vec<_> = (0..100)
+                    .map(|n| dir.path().join(format!("a-rather-long-folder-name/{n}/fs")))
+                    .collect();
+                for layer in &layers {
+                    std::fs::create_dir_all(layer).unwrap();
+                }
+                std::fs::write(layers[99].join("file"), "lowest").unwrap();
+                let full: Vec<_> = layers.iter().map(|l| l.to_string_lossy()).collect();
+                assert!(full.join(":").len() > 4096);
+                let lower = format!("lowerdir={}", full.join(":"));
+                let root = mount_of("overlay", "overlay", &[&lower]);
+                let opened = open(&[root], &view_dir).unwrap();
+                let path = format!("/proc/self/fd/{}/file", opened.as_raw_fd());
+                assert_eq!(std::fs::read_to_string(path).unwrap(), "lowest");
+                assert_eq!(std::fs::read_dir(&view_dir).unwrap().count(), 0);
+
+                let left = view_dir.join("left");
+                std::fs::create_dir(&left).unwrap();
+                mount(none, &left, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+                std::fs::create_dir(view_dir.join("bare")).unwrap();
+                clear(&view_dir).unwrap();
+                assert_eq!(std::fs::read_dir(&view_dir).unwrap().count(), 0);
+                clear(&dir.path().join("nothing")).unwrap();
+            });
+            thread.join().unwrap();
+        });
     }
 
     #[test]
