@@ -37,9 +37,20 @@ pub(super) struct Blob {
     pub(super) labels: Labels,
 }
 
-/// Name of a blob's ingest: the same for every pull, so that each can resume it.
-fn reference(blob: &Blob) -> String {
-    format!("sandman-{}", blob.digest)
+/// Name of a blob's ingest: the same for every pull from one repository, so that each can resume
+/// it. Not for other repositories: what a hostile or slow one began must not be theirs to wait
+/// for, or to resume.
+fn reference(name: &Name, digest: &str) -> String {
+    format!("sandman-{}/{}@{digest}", name.registry(), name.repository())
+}
+
+/// How a blob came to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    /// This repository sent it.
+    Ours,
+    /// Somebody else's was there first; nothing is known of what this repository has.
+    Foreign,
 }
 
 /// The label by which containerd remembers where a blob came from.
@@ -58,19 +69,29 @@ pub(super) async fn ensure(
     name: &Name,
     blob: &Blob,
 ) -> Result<(), PullError> {
-    // Two images that share a blob: the second waits and then finds it there.
-    let lock = locks.of(&blob.digest);
+    // Two images of a repository that share a blob: the second waits and then finds it there.
+    let lock = locks.of(&reference(name, &blob.digest));
     let _held = lock.lock().await;
     store
         .hold_blob(&blob.digest)
         .await
         .map_err(PullError::containerd("lease"))?;
-    let info = store
-        .blob_info(&blob.digest)
-        .await
-        .map_err(PullError::containerd("content info"))?;
-    let Some(info) = info else {
-        return fetch(store, session, name, blob).await;
+    let info = async || {
+        let info = store.blob_info(&blob.digest).await;
+        info.map_err(PullError::containerd("content info"))
+    };
+    let mut found = info().await?;
+    if found.is_none() {
+        if fetch(store, session, name, blob).await? == Arrival::Ours {
+            return Ok(());
+        }
+        found = info().await?;
+    }
+    let Some(info) = found else {
+        return Err(PullError::Containerd {
+            what: "content info",
+            why: format!("{} was there and vanished", blob.digest),
+        });
     };
     if u64::try_from(info.size) != Ok(blob.size) {
         return Err(PullError::Malformed(format!(
@@ -117,7 +138,8 @@ pub(super) async fn put(
         .unwrap_or(usize::MAX)
         .min(bytes.len());
     writer.write(bytes.slice(start..)).await?;
-    writer.commit().await
+    writer.commit().await?;
+    Ok(())
 }
 
 async fn fetch(
@@ -125,13 +147,13 @@ async fn fetch(
     session: &Session,
     name: &Name,
     blob: &Blob,
-) -> Result<(), PullError> {
+) -> Result<Arrival, PullError> {
     let mut fruitless = 0;
     let mut reached = None;
     loop {
         // Opened anew each time: the store alone knows how far it got.
         let Some(mut writer) = Writer::open(store, name, blob).await? else {
-            return Ok(());
+            return Ok(Arrival::Foreign);
         };
         if reached.is_some_and(|reached| writer.offset > reached) {
             fruitless = 0;
@@ -155,7 +177,7 @@ async fn fetch(
         };
         if let Err(PullError::Malformed(_)) = &copied {
             // Nothing of it is worth resuming.
-            store.abort_write(&reference(blob)).await;
+            store.abort_write(&reference(name, &blob.digest)).await;
         }
         return copied;
     }
@@ -243,7 +265,7 @@ impl Writer {
         blob: &Blob,
     ) -> Result<Option<Self>, Status> {
         let (messages, receiver) = mpsc::channel(4);
-        let reference = reference(blob);
+        let reference = reference(name, &blob.digest);
         let open = WriteContentRequest {
             action: WriteAction::Stat.into(),
             r#ref: reference.clone(),
@@ -300,7 +322,7 @@ impl Writer {
     }
 
     /// containerd checks size and digest here.
-    async fn commit(mut self) -> Result<(), PullError> {
+    async fn commit(mut self) -> Result<Arrival, PullError> {
         let mut labels = self.blob.labels.clone();
         labels.insert(self.source.0.clone(), self.source.1.clone());
         let message = WriteContentRequest {
@@ -313,7 +335,7 @@ impl Writer {
             ..Default::default()
         };
         match self.exchange(message).await {
-            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            Err(status) if status.code() == Code::AlreadyExists => Ok(Arrival::Foreign),
             Err(status) if status.code() == Code::FailedPrecondition => {
                 Err(PullError::Malformed(format!(
                     "{} failed verification: {}",
@@ -321,7 +343,8 @@ impl Writer {
                     status.message()
                 )))
             }
-            other => other.map_err(PullError::containerd("content commit")),
+            Err(status) => Err(PullError::containerd("content commit")(status)),
+            Ok(()) => Ok(Arrival::Ours),
         }
     }
 
@@ -351,4 +374,20 @@ fn is_locked(status: &Status) -> bool {
 
 fn signed(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ingest_belongs_to_one_repository() {
+        let of = |image: &str| reference(&Name::parse(image).unwrap(), "sha256:1");
+        assert_eq!(of("a.example/x:1"), of("a.example/x:2"));
+        assert_ne!(of("a.example/x"), of("a.example/y"));
+        assert_ne!(of("a.example/x"), of("b.example/x"));
+        // One blob of a repository is not another's.
+        let name = Name::parse("a.example/x").unwrap();
+        assert_ne!(reference(&name, "sha256:1"), reference(&name, "sha256:2"));
+    }
 }
