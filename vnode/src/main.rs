@@ -1,5 +1,6 @@
 //! `sandman-vnode`: one process that is a node of the cluster.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,6 +21,11 @@ struct Arguments {
     #[arg(long)]
     null_hosts: bool,
 
+    /// Address at which the API server reaches this process, instead of the
+    /// file's `kubelet_api.address`: replicas share one file.
+    #[arg(long, value_parser = reachable)]
+    kubelet_address: Option<IpAddr>,
+
     /// Check the configuration and exit.
     #[arg(long)]
     check: bool,
@@ -27,6 +33,14 @@ struct Arguments {
     /// Log lines as JSON.
     #[arg(long)]
     log_json: bool,
+}
+
+fn reachable(text: &str) -> Result<IpAddr, String> {
+    match text.parse::<IpAddr>() {
+        Ok(address) if !address.is_unspecified() => Ok(address),
+        Ok(_) => Err("must be the address that the API server connects to".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn main() -> ExitCode {
@@ -53,7 +67,10 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Fails only if a provider is there already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let config = Config::load(&arguments.config, arguments.null_hosts)?;
+    let mut config = Config::load(&arguments.config, arguments.null_hosts)?;
+    if let Some(address) = arguments.kubelet_address {
+        config.kubelet_api.address = address;
+    }
     if arguments.check {
         return Ok(());
     }
