@@ -24,10 +24,10 @@ fn main() -> ExitCode {
     } else {
         "/usr/bin/bash-static"
     };
-    let error = Command::new(shell)
-        .arg0("sh")
-        .args(env::args_os().skip(1))
-        .exec();
+    // Under the name it was called by, with which a shell begins its messages.
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "sh".into());
+    let error = Command::new(shell).arg0(name).args(arguments).exec();
     eprintln!("sh: {shell}: {error}");
     ExitCode::from(126)
 }
