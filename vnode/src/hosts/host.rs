@@ -31,6 +31,9 @@ pub enum HostError {
     /// A newer leader commands the host.
     #[error("a newer leader is in charge of the host")]
     Superseded,
+    /// It was not asked: it answers nothing of what it was asked before.
+    #[error("does not answer, {0} commands wait")]
+    Silent(usize),
     /// Anything else that went wrong on the host.
     #[error("{0}")]
     Failed(String),

@@ -5,6 +5,7 @@ mod host;
 mod limits;
 mod link;
 mod null;
+mod patient;
 mod remote;
 mod reports;
 mod state;
@@ -24,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 pub use self::host::{Host, HostError, Updates};
 use self::null::NullHost;
+use self::patient::Patient;
 use self::remote::RemoteHost;
 pub use self::state::{Connection, HostState, Uid};
 use crate::config;
@@ -105,12 +107,12 @@ impl Hosts {
         let entries = configured.iter().map(|config| {
             let name = HostName::from(config.name.as_str());
             let host: Arc<dyn Host> = match tls {
-                Some(tls) => Arc::new(RemoteHost::new(
+                Some(tls) => Arc::new(Patient::new(Arc::new(RemoteHost::new(
                     name.clone(),
                     config.address,
                     tls.clone(),
                     term,
-                )),
+                )))),
                 None => Arc::new(NullHost::new(name.clone(), config.pod_cidr)),
             };
             let entry = Entry {
