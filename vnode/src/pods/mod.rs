@@ -68,8 +68,8 @@ pub struct PodController {
     metrics: Metrics,
     store: Store,
     queue: Queue<Uid>,
-    /// Sandboxes that belong to no pod of ours, as far as known.
-    orphans: Queue<(HostName, Uid)>,
+    /// Sandboxes of each host that belong to no pod of ours, as far as known.
+    orphans: HashMap<HostName, Queue<Uid>>,
     ledger: Mutex<Ledger>,
     /// Pods that wait for room.
     unplaced: Mutex<HashSet<Uid>>,
@@ -109,7 +109,9 @@ impl PodController {
                     }
                 }
             };
+            let host_names = hosts.views().into_iter().map(|view| view.name);
             Self {
+                orphans: host_names.map(|name| (name, Queue::new())).collect(),
                 objects: Objects::new(&client, Arc::new(on_change)),
                 config,
                 client,
@@ -117,7 +119,6 @@ impl PodController {
                 metrics,
                 store: Store::default(),
                 queue: Queue::new(),
-                orphans: Queue::new(),
                 ledger: Mutex::default(),
                 unplaced: Mutex::default(),
                 room: Notify::new(),
@@ -146,8 +147,14 @@ impl PodController {
         tasks.spawn(async move { stop.run_until_cancelled(this.follow_services()).await });
         let (this, stop) = run(self);
         tasks.spawn(async move { stop.run_until_cancelled(this.follow_room()).await });
-        let (this, stop) = run(self);
-        tasks.spawn(async move { stop.run_until_cancelled(this.collect_orphans()).await });
+        // One a host, so that one that hangs keeps the orphans of no other.
+        for host in self.hosts.views() {
+            let (this, stop) = run(self);
+            tasks.spawn(async move {
+                stop.run_until_cancelled(this.collect_orphans(&host.name))
+                    .await
+            });
+        }
         for _ in 0..WORKERS {
             let (this, stop) = run(self);
             tasks.spawn(async move { this.work(&stop).await });
@@ -243,7 +250,9 @@ impl PodController {
             return;
         };
         for host in self.hosts.reporting(uid) {
-            self.orphans.add((host, Uid::clone(&entry.uid)));
+            if let Some(orphans) = self.orphans.get(&host) {
+                orphans.add(Uid::clone(&entry.uid));
+            }
         }
         self.release(&entry.uid);
     }

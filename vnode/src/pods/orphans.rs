@@ -18,9 +18,11 @@ const GRACE: Duration = Duration::from_secs(2);
 impl PodController {
     /// Looks at sandboxes that a host reports.
     pub(super) fn check_orphans(&self, host: &HostName, uids: &[Uid]) {
+        let Some(orphans) = self.orphans.get(host) else {
+            return;
+        };
         for uid in uids.iter().filter(|uid| self.is_orphan(host, uid)) {
-            self.orphans
-                .add_after((host.clone(), Uid::clone(uid)), PATIENCE);
+            orphans.add_after(Uid::clone(uid), PATIENCE);
         }
     }
 
@@ -32,8 +34,11 @@ impl PodController {
         }
     }
 
-    /// Ends only by being dropped.
-    pub(super) async fn collect_orphans(&self) {
+    /// Removes the orphans of one host; ends only by being dropped.
+    pub(super) async fn collect_orphans(&self, host: &HostName) {
+        let Some(orphans) = self.orphans.get(host) else {
+            return;
+        };
         // Nothing is an orphan before it is known which pods there are.
         if self
             .listed
@@ -45,12 +50,12 @@ impl PodController {
             return;
         }
         loop {
-            let key = self.orphans.take().await;
-            let result = self.collect_orphan(&key.0, &key.1).await;
+            let uid = orphans.take().await;
+            let result = self.collect_orphan(host, &uid).await;
             if let Err(error) = &result {
-                tracing::warn!(host = %key.0, pod_uid = &*key.1, %error, "cannot remove a sandbox without a pod");
+                tracing::warn!(%host, pod_uid = &*uid, %error, "cannot remove a sandbox without a pod");
             }
-            self.orphans.done(&key, result.is_ok());
+            orphans.done(&uid, result.is_ok());
         }
     }
 

@@ -91,10 +91,11 @@ async fn sandboxes_left_over_while_a_host_was_away_are_found() {
 
     // In its new list both are as they were before.
     controller.connection_changed(&name);
-    let key = controller.orphans.take().await;
-    assert_eq!(key, (name, Uid::from("left-over")));
-    controller.orphans.done(&key, true);
-    let more = tokio::time::timeout(lost_after, controller.orphans.take()).await;
+    let orphans = &controller.orphans[&name];
+    let uid = orphans.take().await;
+    assert_eq!(&*uid, "left-over");
+    orphans.done(&uid, true);
+    let more = tokio::time::timeout(lost_after, orphans.take()).await;
     assert!(more.is_err(), "only that one");
 }
 
