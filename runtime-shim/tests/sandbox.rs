@@ -439,3 +439,82 @@ fn a_burst_waits_and_nothing_fails() {
         assert_eq!(host.cgroups(), Vec::<std::path::PathBuf>::new());
     });
 }
+
+#[test]
+#[ignore = "needs root, containerd, runc and the built agent"]
+fn only_an_empty_dir_can_be_written_to() {
+    on_a_host(|host| async move {
+        let node = host.node().await;
+        let mut spec = node.pod("writes", "sleep 1000");
+        let file = v1::File {
+            path: "key".into(),
+            mode: 0o644,
+            content: Some(v1::file::Content::Data(b"one".to_vec())),
+        };
+        let files = |secret| {
+            v1::volume::Source::Files(v1::Files {
+                files: vec![file.clone()],
+                secret,
+            })
+        };
+        let sources = [
+            ("conf", files(false)),
+            ("secret", files(true)),
+            (
+                "scratch",
+                v1::volume::Source::EmptyDir(v1::EmptyDir::default()),
+            ),
+        ];
+        for (name, source) in sources {
+            spec.volumes.push(v1::Volume {
+                name: name.into(),
+                source: Some(source),
+            });
+            spec.containers[0].mounts.push(v1::Mount {
+                volume: name.into(),
+                path: format!("/{name}"),
+                ..Default::default()
+            });
+        }
+        node.apply(&spec).await;
+        node.wait_running(&spec.uid).await;
+        // As root, whom no mode stops.
+        for (script, allowed) in [
+            ("echo x >/scratch/key", true),
+            ("echo x >/conf/key", false),
+            ("touch /conf/new", false),
+            ("rm /conf/..data", false),
+            ("echo x >/secret/key", false),
+        ] {
+            let output = node.exec(&spec.uid, &["sh", "-c", script]).await;
+            assert_eq!(output.code == Some(0), allowed, "{script}: {output:?}");
+        }
+        node.remove_and_wait(&spec.uid).await;
+    });
+}
+
+#[test]
+#[ignore = "needs root, containerd, runc and the built agent"]
+fn another_image_replaces_a_container_that_never_restarts() {
+    on_a_host(|host| async move {
+        let node = host.node().await;
+        let mut spec = node.pod("image", "sleep 1000");
+        node.apply(&spec).await;
+        node.wait_running(&spec.uid).await;
+        spec.containers[0].image = format!("{}/test/busybox:2", node.registry);
+        spec.generation = 2;
+        node.apply(&spec).await;
+        let replaced = node.wait_report(&spec.uid, "the new container", |report| {
+            let container = &report.containers[0];
+            container.restart_count == 1 && matches!(container.state, Some(State::Running(_)))
+        });
+        let replaced = replaced.await;
+        assert_eq!(replaced.lifecycle(), v1::Lifecycle::Active);
+        assert!(
+            node.history(&spec.uid)
+                .iter()
+                .all(|report| report.lifecycle() == v1::Lifecycle::Active)
+        );
+        node.remove_and_wait(&spec.uid).await;
+    });
+}
