@@ -7,6 +7,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use sandman_protocol::v1;
 use support::on_a_host;
@@ -66,6 +67,15 @@ fn a_sandbox_runs_answers_and_leaves_nothing() {
             container: "main".into(),
             ..Default::default()
         };
+        // Followed: the container may not have come to its first word yet.
+        let follow = v1::LogsRequest {
+            follow: true,
+            ..logs.clone()
+        };
+        let mut following = node.client.clone().logs(follow).await.unwrap().into_inner();
+        let first = tokio::time::timeout(Duration::from_secs(20), following.message()).await;
+        assert_eq!(first.unwrap().unwrap().unwrap().data, b"hello\n"[..]);
+        drop(following);
         assert_eq!(node.logs(logs).await.unwrap(), "hello\n");
 
         let stats = node
