@@ -137,9 +137,12 @@ pub(super) async fn put(
     let start = usize::try_from(writer.offset)
         .unwrap_or(usize::MAX)
         .min(bytes.len());
-    writer.write(bytes.slice(start..)).await?;
-    writer.commit().await?;
-    Ok(())
+    match writer.write(bytes.slice(start..)).await {
+        // Its digest proves that it is the same.
+        Err(PullError::Overtaken(_)) => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => writer.commit().await.map(drop),
+    }
 }
 
 async fn fetch(
@@ -175,11 +178,17 @@ async fn fetch(
                 Err(error)
             }
         };
-        if let Err(PullError::Malformed(_)) = &copied {
+        if matches!(
+            &copied,
+            Err(PullError::Malformed(_) | PullError::Overtaken(_))
+        ) {
             // Nothing of it is worth resuming.
             store.abort_write(&reference(name, &blob.digest)).await;
         }
-        return copied;
+        return match copied {
+            Err(PullError::Overtaken(_)) => Ok(Arrival::Foreign),
+            other => other,
+        };
     }
 }
 
@@ -314,11 +323,16 @@ impl Writer {
             data: data.into(),
             ..Default::default()
         };
-        self.exchange(message)
-            .await
-            .map_err(PullError::containerd("content write"))?;
-        self.offset += length;
-        Ok(())
+        match self.exchange(message).await {
+            Ok(()) => {
+                self.offset += length;
+                Ok(())
+            }
+            Err(status) if status.code() == Code::AlreadyExists => {
+                Err(PullError::Overtaken(self.blob.digest.clone()))
+            }
+            Err(status) => Err(PullError::containerd("content write")(status)),
+        }
     }
 
     /// containerd checks size and digest here.

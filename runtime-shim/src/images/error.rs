@@ -91,6 +91,10 @@ pub(super) enum PullError {
     /// The registry's answer is not what it should be.
     #[error("{0}")]
     Malformed(String),
+    /// Another repository's transfer of the same blob was committed first. No failure: the caller
+    /// goes on with what is there.
+    #[error("{0} was committed by another pull")]
+    Overtaken(String),
     /// containerd refused.
     #[error("containerd: {what}: {why}")]
     Containerd {
