@@ -75,6 +75,7 @@ pub(super) fn fill(
 /// Sets the conditions of a pod in a terminal phase.
 pub(super) fn for_terminal(
     new: &mut PodStatus,
+    spec: &PodSpec,
     old: &PodStatus,
     generation: Option<i64>,
     now: Timestamp,
@@ -93,7 +94,7 @@ pub(super) fn for_terminal(
     } else if new.container_statuses.is_none() || condition_is_true(old, "Initialized") {
         Verdict::yes("Initialized")
     } else {
-        Verdict::no("Initialized", "ContainersNotInitialized", String::new())
+        initialized(spec, new)
     };
     let verdicts = [
         Verdict::no("PodReadyToStartContainers", "", String::new()),

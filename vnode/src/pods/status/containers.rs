@@ -237,12 +237,13 @@ fn was_started(status: &ContainerStatus) -> bool {
         || status.last_state.as_ref().is_some_and(ran)
 }
 
-/// Nobody knows how it ended, so it counts as failed.
+/// A container of a pod that is over. If nobody knows how it ended, it counts
+/// as failed; an init container that did its work stays ready.
 fn end(status: &mut ContainerStatus) {
     let state = status.state.get_or_insert_default();
-    status.ready = false;
     status.started = Some(false);
     if state.terminated.is_none() {
+        status.ready = false;
         *state = ContainerState {
             terminated: Some(ContainerStateTerminated {
                 exit_code: 137,

@@ -66,7 +66,7 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
         new.reason = Some(rejection.reason.to_owned());
         new.message = Some(format!("Pod was rejected: {}", rejection.message));
         new.start_time = old.start_time.clone().or(Some(Time(now)));
-        conditions::for_terminal(&mut new, old, generation, now);
+        conditions::for_terminal(&mut new, spec, old, generation, now);
         return new;
     }
     if seen.host_ip.is_some() || seen.report.is_some() || seen.ended {
@@ -83,7 +83,7 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
     containers::fill(&mut new, spec, old, seen);
     set_phase(&mut new, spec, old, seen);
     if is_terminal(new.phase.as_deref()) {
-        conditions::for_terminal(&mut new, old, generation, now);
+        conditions::for_terminal(&mut new, spec, old, generation, now);
     } else {
         conditions::fill(&mut new, spec, old, seen, generation, now);
     }

@@ -247,6 +247,36 @@ fn init_containers_come_first() {
 }
 
 #[test]
+fn a_failed_init_container_is_named_and_those_before_it_stay_ready() {
+    let init = |name: &str| json!({"name": name, "image": "img"});
+    let pod = pod("Never", &[init("one"), init("two")], &["a"]);
+    let report = v1::SandboxReport {
+        init_containers: vec![container("one", exited(0)), container("two", exited(1))],
+        ..report(vec![container("a", waiting(""))])
+    };
+    let status = generate(&pod, seen(&report), at(9));
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    let ready: Vec<bool> = status
+        .init_container_statuses
+        .as_ref()
+        .unwrap()
+        .iter()
+        .map(|s| s.ready)
+        .collect();
+    assert_eq!(ready, [true, false]);
+    let conditions = status.conditions.as_ref().unwrap();
+    let initialized = conditions
+        .iter()
+        .find(|c| c.type_ == "Initialized")
+        .unwrap();
+    assert_eq!(initialized.status, "False");
+    assert_eq!(
+        initialized.message.as_deref(),
+        Some("containers with incomplete status: [two]")
+    );
+}
+
+#[test]
 fn the_first_status_places_the_pod() {
     let pod = pod("Always", &[], &["a"]);
     let placed = Observation {
