@@ -18,7 +18,7 @@ fn two_containers_meet_on_localhost() {
             .container(container(
                 cluster,
                 "client",
-                "until nc 127.0.0.1 8080 < /dev/null; do sleep 0.2; done",
+                "until nc 127.0.0.1 8080 < /dev/null 2> /dev/null; do sleep 0.2; done",
             ))
             .build();
         scope.create_pod(&pod).await?;
