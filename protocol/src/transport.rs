@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -87,8 +87,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct Material {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    identity: Arc<SingleCertAndKey>,
     roots: Arc<RootCertStore>,
 }
 
@@ -142,7 +141,7 @@ impl FleetTls {
     /// TLS configuration of a server that serves only `allowed` roles.
     ///
     /// # Errors
-    /// [`TransportError::Tls`] when certificate and key do not fit together.
+    /// [`TransportError::Tls`] when the CA makes no usable verifier.
     pub fn server_config(&self, allowed: &[Role]) -> Result<Arc<ServerConfig>, TransportError> {
         let material = self.material();
         let verifier =
@@ -150,8 +149,7 @@ impl FleetTls {
                 .map_err(|error| self.tls_error(error))?;
         let mut config = ServerConfig::builder()
             .with_client_cert_verifier(Arc::new(verifier))
-            .with_single_cert(material.chain.clone(), material.key.clone_key())
-            .map_err(|error| self.tls_error(error))?;
+            .with_cert_resolver(Arc::clone(&material.identity) as _);
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
         Ok(Arc::new(config))
     }
@@ -165,8 +163,7 @@ impl FleetTls {
         let mut config = ClientConfig::builder()
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(RoleServerVerifier { chain, want }))
-            .with_client_auth_cert(material.chain.clone(), material.key.clone_key())
-            .map_err(|error| self.tls_error(error))?;
+            .with_client_cert_resolver(Arc::clone(&material.identity) as _);
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
         Ok(Arc::new(config))
     }
@@ -194,7 +191,7 @@ impl Material {
         // A renewal that swaps both files is seen half done by whoever looks
         // between the two: such a pair must never be taken.
         let provider = rustls::crypto::ring::default_provider();
-        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider)
+        let certified = CertifiedKey::from_der(chain, key, &provider)
             .map_err(|error| file("tls.key", error.into()))?;
         let mut roots = RootCertStore::empty();
         for certificate in certificates("ca.crt")? {
@@ -203,8 +200,7 @@ impl Material {
                 .map_err(|error| file("ca.crt", error.into()))?;
         }
         Ok(Self {
-            chain,
-            key,
+            identity: Arc::new(certified.into()),
             roots: Arc::new(roots),
         })
     }
