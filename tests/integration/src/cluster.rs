@@ -22,6 +22,8 @@ pub struct Cluster {
     pub images: String,
     /// Name of the virtual node.
     pub node: String,
+    /// Number of its hosts.
+    pub hosts: u32,
 }
 
 /// A part of the dev cluster that a test may disturb.
@@ -77,6 +79,7 @@ impl Cluster {
             state_dir: variable("SANDMAN_STATE_DIR")?.into(),
             images: format!("{}/sandman", variable("SANDMAN_REGISTRY")?),
             node: variable("SANDMAN_NODE")?,
+            hosts: variable("SANDMAN_HOSTS")?.parse()?,
         })
     }
 

@@ -11,7 +11,7 @@ use kube::{Client, ResourceExt as _};
 
 use crate::kubectl::{Kubectl, Transport};
 use crate::wait::DEADLINE;
-use crate::{Cluster, wait_pod};
+use crate::{Cluster, Component, wait_pod};
 
 /// What a test works with.
 #[derive(Clone)]
@@ -154,11 +154,10 @@ impl Scope {
             }
             Err(error) => eprintln!("--- events: {error}"),
         }
-        for component in ["vnode", "runtime-shim-0", "runtime-shim-1"] {
-            eprintln!(
-                "--- {component}\n{}",
-                self.cluster.log_tail(component).await
-            );
+        let shims = (0..self.cluster.hosts).map(Component::RuntimeShim);
+        for component in std::iter::once(Component::Vnode).chain(shims) {
+            let name = component.name();
+            eprintln!("--- {name}\n{}", self.cluster.log_tail(&name).await);
         }
     }
 

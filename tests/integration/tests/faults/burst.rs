@@ -7,7 +7,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
-use sandman_integration::{PodBuilder, Scope, is_phase, is_ready, variable, wait_gone, wait_pod};
+use sandman_integration::{PodBuilder, Scope, is_phase, is_ready, wait_gone, wait_pod};
 
 const PODS: usize = 200;
 
@@ -52,7 +52,7 @@ fn two_hundred_pods_at_once() {
                 .entry(status.host_ip.clone().context("hostIP")?)
                 .or_default() += 1;
         }
-        let expected: usize = variable("SANDMAN_HOSTS")?.parse()?;
+        let expected = usize::try_from(scope.cluster.hosts)?;
         ensure!(hosts.len() == expected, "on {hosts:?}");
         ensure!(
             hosts.values().all(|&count| count >= PODS / expected / 2),

@@ -17,7 +17,7 @@ const PODS: usize = 30;
 #[test]
 fn spread_and_survival() {
     Scope::run(|scope| async move {
-        let hosts: usize = variable("SANDMAN_HOSTS")?.parse()?;
+        let hosts = usize::try_from(scope.cluster.hosts)?;
         let pods: Api<Pod> = scope.api();
         let name = |index: usize| format!("fleet-{index}");
         for index in 0..PODS {

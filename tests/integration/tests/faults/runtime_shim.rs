@@ -3,25 +3,19 @@
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams};
-use sandman_integration::{
-    Component, PodBuilder, Scope, container, is_ready, variable, wait_gone, wait_pod,
-};
+use sandman_integration::{Component, PodBuilder, Scope, container, is_ready, wait_gone, wait_pod};
 
 use crate::identity::{identities, same};
 
-fn hosts() -> anyhow::Result<u32> {
-    Ok(variable("SANDMAN_HOSTS")?.parse()?)
-}
-
 async fn kill_all(scope: &Scope) -> anyhow::Result<()> {
-    for host in 0..hosts()? {
+    for host in 0..scope.cluster.hosts {
         scope.cluster.kill(Component::RuntimeShim(host)).await?;
     }
     Ok(())
 }
 
 async fn start_all(scope: &Scope) -> anyhow::Result<()> {
-    for host in 0..hosts()? {
+    for host in 0..scope.cluster.hosts {
         scope.cluster.start(Component::RuntimeShim(host)).await?;
     }
     Ok(())

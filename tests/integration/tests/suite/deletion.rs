@@ -6,6 +6,15 @@ use kube::api::{Api, DeleteParams};
 use sandman_integration::{PodBuilder, Scope, container, wait_gone};
 use tokio::io::AsyncReadExt as _;
 
+/// A pod that takes no notice of SIGTERM.
+fn deaf(scope: &Scope, name: &str, grace_seconds: i64) -> Pod {
+    let script = "trap '' TERM; while true; do sleep 1; done";
+    PodBuilder::new(name)
+        .container(container(&scope.cluster, "main", script))
+        .spec(|spec| spec.termination_grace_period_seconds = Some(grace_seconds))
+        .build()
+}
+
 #[test]
 fn a_container_may_use_its_grace() {
     Scope::run(|scope| async move {
@@ -33,14 +42,7 @@ fn a_container_may_use_its_grace() {
 #[test]
 fn a_deaf_container_is_killed_when_its_grace_ends() {
     Scope::run(|scope| async move {
-        let pod = PodBuilder::new("deaf")
-            .container(container(
-                &scope.cluster,
-                "main",
-                "trap '' TERM; while true; do sleep 1; done",
-            ))
-            .spec(|spec| spec.termination_grace_period_seconds = Some(2))
-            .build();
+        let pod = deaf(&scope, "deaf", 2);
         let pod = scope.ready_pod(&pod).await?;
         let pods: Api<Pod> = scope.api();
         pods.delete("deaf", &DeleteParams::default()).await?;
@@ -51,14 +53,7 @@ fn a_deaf_container_is_killed_when_its_grace_ends() {
 #[test]
 fn without_grace_it_goes_at_once() {
     Scope::run(|scope| async move {
-        let pod = PodBuilder::new("now")
-            .container(container(
-                &scope.cluster,
-                "main",
-                "trap '' TERM; while true; do sleep 1; done",
-            ))
-            .spec(|spec| spec.termination_grace_period_seconds = Some(3600))
-            .build();
+        let pod = deaf(&scope, "now", 3600);
         let pod = scope.ready_pod(&pod).await?;
         let pods: Api<Pod> = scope.api();
         pods.delete("now", &DeleteParams::default().grace_period(0))
@@ -70,14 +65,7 @@ fn without_grace_it_goes_at_once() {
 #[test]
 fn grace_can_only_shrink() {
     Scope::run(|scope| async move {
-        let pod = PodBuilder::new("shrink")
-            .container(container(
-                &scope.cluster,
-                "main",
-                "trap '' TERM; while true; do sleep 1; done",
-            ))
-            .spec(|spec| spec.termination_grace_period_seconds = Some(3600))
-            .build();
+        let pod = deaf(&scope, "shrink", 3600);
         let pod = scope.ready_pod(&pod).await?;
         let pods: Api<Pod> = scope.api();
         pods.delete("shrink", &DeleteParams::default()).await?;
