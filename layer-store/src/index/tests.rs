@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::{io::Write, sync::LazyLock};
 
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
@@ -52,14 +52,17 @@ fn index(encoding: Encoding, blob: &[u8], plain: &[u8]) -> LayerIndex {
 
 fn text(length: usize) -> Vec<u8> {
     let mut state = 1_u64;
-    std::iter::from_fn(|| {
+    let mut out = Vec::with_capacity(length + 64);
+    while out.len() < length {
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        Some((state >> 59) as u8)
-    })
-    .take(length)
-    .collect()
+        let from = out.len().saturating_sub((state >> 50) as usize);
+        out.extend((state >> 8).to_le_bytes());
+        out.extend_from_within(from..from + 8);
+    }
+    out.truncate(length);
+    out
 }
 
 fn gzip(plain: &[u8], level: u32) -> Vec<u8> {
@@ -174,7 +177,8 @@ fn wrong_bytes_are_refused() {
             given: wanted - 1
         })
     );
-    for at in (0..right.len() - 1).step_by(5003) {
+    // Not the first byte: some of its bits belong to the span before.
+    for at in (1..right.len() - 1).step_by(5003) {
         let mut wrong = right.to_vec();
         wrong[at] ^= 0x10;
         let error = index.decode_span(1, &wrong).unwrap_err();
@@ -233,20 +237,24 @@ fn any_change_of_header_or_table_is_noticed() {
         Err(IndexError::OtherBuilder { found: 0 })
     ));
     // A window is not covered, but what it decodes to is.
-    let mut changed = file.clone();
-    let at = file.len() - 20;
-    changed[at] ^= 1;
-    let index = LayerIndex::from_bytes(changed).unwrap();
-    let range = index.span(1).unwrap().compressed;
-    assert!(index.decode_span(1, slice(&blob, range)).is_err());
+    for back in 1..40 {
+        let mut changed = file.clone();
+        let at = file.len() - back;
+        changed[at] ^= 1;
+        let index = LayerIndex::from_bytes(changed).unwrap();
+        let span = index.span(1).unwrap();
+        if let Ok(decoded) = index.decode_span(1, slice(&blob, span.compressed)) {
+            assert_eq!(decoded, slice(&plain, span.uncompressed));
+        }
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn any_range_reads_as_in_the_archive(
-        length in 1_usize..4_000_000,
+        length in 1_usize..3_000_000,
         level in 0_u32..10,
         ranges in prop::collection::vec((0.0..1.0, 0.0..0.3), 1..5),
     ) {
@@ -265,9 +273,11 @@ proptest! {
     /// Bytes of a table that has the right digest but the wrong content never lead a reader astray.
     #[test]
     fn any_table(changes in prop::collection::vec((8_usize..400, any::<u8>()), 1..8)) {
-        let plain = text(1_500_000);
-        let blob = gzip(&plain, 6);
-        let mut file = index_file(Encoding::Gzip, &blob, &plain);
+        static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+            let plain = text(2_500_000);
+            index_file(Encoding::Gzip, &gzip(&plain, 6), &plain)
+        });
+        let mut file = FILE.clone();
         for (at, byte) in changes {
             file[at] = byte;
         }
