@@ -7,12 +7,14 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-/// Builds these packages; gives the paths of their binaries.
-pub(super) fn build(repo: &Path, profile: &str, packages: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
+/// Builds these binaries; gives their paths. They are picked from the whole workspace: picked by
+/// package they would get other features of their dependencies than the tests, and all would be
+/// compiled twice.
+pub(super) fn build(repo: &Path, profile: &str, binaries: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut command = cargo(repo, profile);
-    command.arg("--bins");
-    for package in packages {
-        command.args(["--package", package]);
+    command.arg("--workspace");
+    for binary in binaries {
+        command.args(["--bin", binary]);
     }
     run(command)
 }

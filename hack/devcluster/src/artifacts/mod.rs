@@ -16,8 +16,8 @@ use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::settings::Artifacts;
 
-/// Packages of the workspace whose binaries the cluster with hosts runs.
-const PACKAGES: [&str; 4] = [
+/// Binaries of the workspace that a cluster with hosts runs.
+const BINARIES: [&str; 4] = [
     "sandman-vnode",
     "sandman-runtime-shim",
     "sandman-certs",
@@ -37,7 +37,7 @@ pub(crate) fn build(
     };
     if with_hosts {
         progress.say(format_args!("building the workspace (profile {profile})"));
-        for built in cargo::build(layout.repo(), profile, &PACKAGES)? {
+        for built in cargo::build(layout.repo(), profile, &BINARIES)? {
             let name = built
                 .file_name()
                 .context("a binary without a name")?

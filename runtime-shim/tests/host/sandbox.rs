@@ -1,17 +1,14 @@
 //! The life of sandboxes on a real host: containerd, runc, the agent and the service as they are.
 //!
-//! `cargo test -p sandman-runtime-shim -- --ignored` as root.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
+//! `cargo test --workspace --test host -- --ignored` as root.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use sandman_protocol::v1;
-use support::on_a_host;
 use v1::container_report::State;
+
+use crate::support::{client, on_a_host};
 
 fn terminated(report: &v1::ContainerReport) -> &v1::Terminated {
     match &report.state {
@@ -97,10 +94,7 @@ fn a_sandbox_runs_answers_and_leaves_nothing() {
         assert_eq!(host.leftovers(), Vec::<String>::new());
         assert_eq!(host.cgroups(), Vec::<std::path::PathBuf>::new());
 
-        let again = node
-            .try_apply(support::client::TERM, &spec)
-            .await
-            .unwrap_err();
+        let again = node.try_apply(client::TERM, &spec).await.unwrap_err();
         assert_eq!(again.code(), tonic::Code::AlreadyExists);
         let old = node
             .try_apply(0, &node.pod("late", "true"))
@@ -108,7 +102,7 @@ fn a_sandbox_runs_answers_and_leaves_nothing() {
             .unwrap_err();
         assert_eq!(old.code(), tonic::Code::Aborted);
         let forget = v1::ForgetRequest {
-            term: support::client::TERM,
+            term: client::TERM,
             uid: spec.uid.clone(),
         };
         node.client.clone().forget(forget).await.unwrap();
@@ -277,20 +271,14 @@ fn trouble_is_told_in_the_kubelets_words() {
 
         let mut strange = node.pod("strange", "true");
         strange.share_process_namespace = true;
-        let refused = node
-            .try_apply(support::client::TERM, &strange)
-            .await
-            .unwrap_err();
+        let refused = node.try_apply(client::TERM, &strange).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Unimplemented);
         let mut huge = node.pod("huge", "true");
         huge.requests = Some(v1::Resources {
             memory_bytes: 1 << 60,
             ..Default::default()
         });
-        let refused = node
-            .try_apply(support::client::TERM, &huge)
-            .await
-            .unwrap_err();
+        let refused = node.try_apply(client::TERM, &huge).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         for spec in [&absent, &root, &never] {
             node.remove_and_wait(&spec.uid).await;

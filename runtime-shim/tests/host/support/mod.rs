@@ -3,7 +3,6 @@
 //!
 //! Needs root, containerd, runc, busybox-static and erofs-utils. Mount and network namespaces are
 //! the test's own, so nothing of it stays in the machine's.
-#![allow(dead_code, reason = "each test file uses its part of the support")]
 
 pub(crate) mod client;
 mod image;

@@ -1,12 +1,9 @@
 //! Deaths of this service and of containerd: nothing is lost, doubled or left over.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
 use sandman_protocol::v1;
-use support::on_a_host;
 use v1::container_report::State;
+
+use crate::support::on_a_host;
 
 fn logs(uid: &str) -> v1::LogsRequest {
     v1::LogsRequest {

@@ -1,16 +1,13 @@
 //! Execs in real sandboxes: exit codes, streams, terminals, clients that vanish.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sandman_protocol::v1;
-use support::on_a_host;
 use v1::exec_request::Message as In;
 use v1::exec_response::Message as Out;
+
+use crate::support::on_a_host;
 
 /// Says when the terminal has its first size, then a line that was typed after the second.
 const SIZES: &str = "until test \"$(stty size)\" = '24 80'; do :; done; echo first; read line; \
