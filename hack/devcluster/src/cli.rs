@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::net::Member;
 use crate::net::forward::Forward;
+use crate::settings::ContainerdVersion;
 use crate::supervise::Launch;
 
 /// Runs a Sandman dev cluster on this machine: a real control plane, registry, virtual node and
@@ -37,6 +38,9 @@ pub(crate) struct UpArgs {
     /// it [default: as before, or true].
     #[arg(long)]
     pub(crate) websockets: Option<bool>,
+    /// The containerd of the hosts; 1.6 is Debian's [default: as before, or 2.4].
+    #[arg(long)]
+    pub(crate) containerd: Option<ContainerdVersion>,
     /// Use what was built last.
     #[arg(long)]
     pub(crate) no_build: bool,

@@ -148,6 +148,7 @@ fn options(arguments: UpArgs) -> up::Options {
     up::Options {
         hosts: arguments.hosts,
         websockets: arguments.websockets,
+        containerd: arguments.containerd,
         build: !arguments.no_build,
         profile: arguments.profile,
     }

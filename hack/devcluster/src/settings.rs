@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
@@ -20,8 +21,23 @@ pub(crate) struct Settings {
     pub(crate) ports: Ports,
     /// Whether the virtual node takes WebSockets; else the API server speaks SPDY to it.
     pub(crate) websockets: bool,
+    /// The containerd of the hosts.
+    #[serde(default)]
+    pub(crate) containerd: ContainerdVersion,
     /// What the components run.
     pub(crate) artifacts: Artifacts,
+}
+
+/// Which containerd the hosts have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum ContainerdVersion {
+    /// The one that `hack/containerd` pins.
+    #[default]
+    #[value(name = "2.4")]
+    Current,
+    /// Debian's.
+    #[value(name = "1.6")]
+    Debian,
 }
 
 /// Ports on 127.0.0.1 of the machine's own namespace.
@@ -75,11 +91,21 @@ pub(crate) struct Artifacts {
     pub(crate) kube_dev: PathBuf,
     /// Workspace binaries by name; without hosts there are none.
     pub(crate) binaries: BTreeMap<String, PathBuf>,
+    /// Folder of the hosts' containerd, `ctr` and shim; Debian's if none.
+    #[serde(default)]
+    pub(crate) containerd_dir: Option<PathBuf>,
     /// EROFS image of the in-sandbox agent.
     pub(crate) daemon_image: Option<PathBuf>,
 }
 
 impl Artifacts {
+    /// Where the containerd of hosts and its companions are.
+    pub(crate) fn containerd_dir(&self) -> &Path {
+        self.containerd_dir
+            .as_deref()
+            .unwrap_or(Path::new("/usr/bin"))
+    }
+
     /// Path of a workspace binary.
     pub(crate) fn binary(&self, name: &str) -> anyhow::Result<&Path> {
         self.binaries

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::net::{MAX_HOSTS, ensure_fabric};
 use crate::pki;
 use crate::progress::Progress;
-use crate::settings::{Ports, Settings};
+use crate::settings::{ContainerdVersion, Ports, Settings};
 use crate::supervise::{Outcome, Supervisor};
 
 /// A node registers, gets its certificate and connects to its hosts well within this.
@@ -35,6 +35,8 @@ pub(crate) struct Options {
     pub(crate) hosts: Option<u8>,
     /// Whether the virtual node takes WebSockets; as before, or true, if not given.
     pub(crate) websockets: Option<bool>,
+    /// Which containerd the hosts have; as before, or the current one, if not given.
+    pub(crate) containerd: Option<ContainerdVersion>,
     /// Whether to build what is out of date.
     pub(crate) build: bool,
     /// Cargo profile of the workspace binaries.
@@ -48,8 +50,13 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
     let hosts = choose_hosts(options.hosts, before.as_ref())?;
     let supervisor = Supervisor::new(layout.clone());
 
+    let containerd = options
+        .containerd
+        .or(before.as_ref().map(|settings| settings.containerd))
+        .unwrap_or_default();
     let artifacts = if options.build {
-        artifacts::build(layout, &options.profile, hosts > 0, progress)?
+        let containerd = (hosts > 0).then_some(containerd);
+        artifacts::build(layout, &options.profile, containerd, progress)?
     } else {
         before
             .as_ref()
@@ -65,6 +72,7 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
         hosts,
         ports,
         websockets,
+        containerd,
         artifacts,
     };
     settings.save(layout)?;

@@ -2,6 +2,7 @@
 //! building them, with progress shown.
 
 mod cargo;
+mod containerd;
 mod daemon_image;
 pub(crate) mod images;
 mod kube_dev;
@@ -14,7 +15,7 @@ use sandman_go_build::temporary_beside;
 
 use crate::layout::Layout;
 use crate::progress::Progress;
-use crate::settings::Artifacts;
+use crate::settings::{Artifacts, ContainerdVersion};
 
 /// Binaries of the workspace that a cluster with hosts runs.
 const BINARIES: [&str; 4] = [
@@ -24,18 +25,22 @@ const BINARIES: [&str; 4] = [
     "sandman-images",
 ];
 
-/// Builds what is missing or out of date.
+/// Builds what is missing or out of date; without a version of containerd there are no hosts.
 pub(crate) fn build(
     layout: &Layout,
     profile: &str,
-    with_hosts: bool,
+    containerd: Option<ContainerdVersion>,
     progress: Progress,
 ) -> anyhow::Result<Artifacts> {
     let mut artifacts = Artifacts {
         kube_dev: kube_dev::ensure(layout.repo(), progress)?,
         ..Artifacts::default()
     };
-    if with_hosts {
+    if let Some(version) = containerd {
+        artifacts.containerd_dir = match version {
+            ContainerdVersion::Current => Some(containerd::ensure(layout.repo(), progress)?),
+            ContainerdVersion::Debian => None,
+        };
         progress.say(format_args!("building the workspace (profile {profile})"));
         for built in cargo::build(layout.repo(), profile, &BINARIES)? {
             let name = built

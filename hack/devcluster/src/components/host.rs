@@ -15,11 +15,15 @@ pub(super) const PODS: u32 = 1000;
 /// Part of the memory that hosts offer; the control plane runs beside them.
 const MEMORY_PERCENT: u64 = 80;
 
+/// Where the tools of a host are: runc, tar and the like.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Plugins of containerd that a host does not use. The CRI one would bring a second runtime API;
 /// the others write outside of our folders or probe for what is not there.
 const DISABLED_PLUGINS: &str = r#"[
   "io.containerd.grpc.v1.cri",
   "io.containerd.internal.v1.opt",
+  "io.containerd.nri.v1.nri",
   "io.containerd.internal.v1.tracing",
   "io.containerd.tracing.processor.v1.otlp",
   "io.containerd.snapshotter.v1.aufs",
@@ -50,13 +54,19 @@ impl Plan<'_> {
             toml_path(&ttrpc),
         );
         let config = self.config(&format!("{name}.toml"));
+        let programs = self.settings.artifacts.containerd_dir();
         let argv = vec![
-            "/usr/bin/containerd".to_owned(),
+            programs.join("containerd").display().to_string(),
             "--config".to_owned(),
             config.display().to_string(),
         ];
         let mut component = Component::new(name, Some(host), argv);
         component.files.push((config, content));
+        // It finds its shims there.
+        component.env.push((
+            "PATH".to_owned(),
+            format!("{}:{DEFAULT_PATH}", programs.display()),
+        ));
         component.dirs.extend([root, state]);
         component.ready = Probe::Unix(socket);
         component
