@@ -5,9 +5,14 @@
 //! layer's EROFS metadata at once and fetches only the spans that are read, each verified before
 //! anybody sees it. The first host to see a layer makes the index in one streaming pass.
 
+pub mod chain;
 pub mod digest;
 pub mod gzip;
 pub mod index;
+pub mod keeper;
+pub mod layout;
+pub mod mount;
+mod sys;
 
 pub use self::{
     digest::{DiffId, LayerDigest, SpanDigest},

@@ -1,0 +1,440 @@
+//! What the keeper knows, and how it takes and answers questions. No sockets.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::blobs::Blobs;
+use super::journal::{Journal, Unanswered};
+use super::protocol::{GroupId, Kept, Limits, Status};
+use super::table::{EventId, Instant, Question, Table};
+use crate::LayerDigest;
+use crate::sys::fanotify::{EVENT_BYTES, Event, Group, Verdict};
+
+/// Most events taken by one read.
+const BATCH: usize = 64;
+/// Bounds of [`Limits::slots`].
+const MAX_SLOTS: u32 = 1 << 16;
+/// Descriptors that are not events: blobs, mounts, clients.
+const OTHER_DESCRIPTORS: u64 = 4096;
+
+/// How the kernel takes the answer to an open question.
+#[derive(Debug)]
+struct Waiting {
+    number: RawFd,
+    /// Reserves the number. Absent for what the keeper before this one read.
+    reserved: Option<OwnedFd>,
+}
+
+/// A served group.
+#[derive(Debug)]
+pub(super) struct Desk {
+    group: Group,
+    journal: Journal,
+    questions: Table<Waiting>,
+    /// Questions of the keeper before this one that are still open. Nothing is read before they
+    /// are answered: a new event may come up with the number of an old one.
+    inherited: usize,
+    blobs: Blobs,
+    mounts: HashMap<LayerDigest, OwnedFd>,
+    deadline: Duration,
+    counts: Status,
+}
+
+/// What a successor is handed, piece by piece.
+#[derive(Debug, Default)]
+pub(super) struct Inheritance {
+    group: Option<OwnedFd>,
+    journal: Option<OwnedFd>,
+    blobs: Vec<(LayerDigest, OwnedFd)>,
+    mounts: HashMap<LayerDigest, OwnedFd>,
+}
+
+impl Inheritance {
+    /// One piece.
+    pub(super) fn add(&mut self, kept: Kept, fd: OwnedFd) {
+        match kept {
+            Kept::Group => self.group = Some(fd),
+            Kept::Journal => self.journal = Some(fd),
+            Kept::Blob(layer) => self.blobs.push((layer, fd)),
+            Kept::Mount(layer) => drop(self.mounts.insert(layer, fd)),
+        }
+    }
+}
+
+impl Desk {
+    /// Serves a new group.
+    ///
+    /// # Errors
+    /// What failed, with the system's error.
+    pub(super) fn start(limits: Limits) -> Result<Self, (&'static str, io::Error)> {
+        let group = Group::new().map_err(|error| ("make a fanotify group", error))?;
+        let numbers = descriptor_limit();
+        let id = GroupId(random().map_err(|error| ("name the group", error))?);
+        let journal = Journal::new(id, slots(limits, numbers), numbers)
+            .map_err(|error| ("make the journal", error))?;
+        Self::new(group, journal, limits)
+    }
+
+    /// Serves the group of the keeper before this one.
+    ///
+    /// # Errors
+    /// What failed, with the system's error.
+    pub(super) fn resume(
+        inheritance: Inheritance,
+        limits: Limits,
+        now: Instant,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let missing = |what| (what, io::Error::from(io::ErrorKind::NotFound));
+        let group = inheritance
+            .group
+            .ok_or_else(|| missing("find the kept group"))?;
+        let journal = inheritance
+            .journal
+            .ok_or_else(|| missing("find the kept journal"))?;
+        let (journal, unanswered) =
+            Journal::open(journal).map_err(|error| ("read the kept journal", error))?;
+        let mut desk = Self::new(Group::kept(group), journal, limits)?;
+        desk.mounts = inheritance.mounts;
+        for (layer, blob) in inheritance.blobs {
+            desk.blobs
+                .insert(layer, blob)
+                .map_err(|error| ("look at a kept blob", error))?;
+        }
+        desk.inherit(&unanswered, now)
+            .map_err(|error| ("take over open questions", error))?;
+        Ok(desk)
+    }
+
+    fn new(
+        group: Group,
+        journal: Journal,
+        limits: Limits,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let generation = random().map_err(|error| ("name questions", error))?;
+        Ok(Self {
+            questions: Table::new(journal.capacity(), u32::from_ne_bytes(generation)),
+            inherited: 0,
+            blobs: Blobs::default(),
+            mounts: HashMap::new(),
+            deadline: Duration::from_millis(limits.deadline_ms.into()),
+            counts: Status {
+                group: Some(journal.group()),
+                ..Status::default()
+            },
+            group,
+            journal,
+        })
+    }
+
+    /// Takes over what the keeper before this one left open, slot by slot, so that the journal is
+    /// true already. Each gets its full time once more: the filler may have died too.
+    fn inherit(&mut self, unanswered: &[Unanswered], now: Instant) -> io::Result<()> {
+        for entry in unanswered {
+            let question = Question {
+                deadline: self.due(now),
+                ..entry.question
+            };
+            let waiting = Waiting {
+                number: entry.number,
+                reserved: None,
+            };
+            if self.questions.restore(entry.slot, question, waiting) {
+                self.inherited += 1;
+            }
+        }
+        if self.inherited == 0 {
+            self.sweep()?;
+        }
+        Ok(())
+    }
+
+    /// Answers with an error whatever the keeper before this one read and did not record.
+    fn sweep(&self) -> io::Result<()> {
+        for number in 0..self.journal.numbers() {
+            self.group.answer(number, Verdict::InputOutputError)?;
+        }
+        Ok(())
+    }
+
+    /// Whether events may be read now.
+    #[must_use]
+    pub(super) fn may_read(&self) -> bool {
+        self.inherited == 0 && self.questions.room() > 0
+    }
+
+    /// Reads events that are there, as far as there is room for them.
+    ///
+    /// # Errors
+    /// The group cannot be read, or an event cannot be recorded or answered.
+    pub(super) fn read(&mut self, now: Instant) -> io::Result<()> {
+        let mut buffer = [0_u8; EVENT_BYTES * BATCH];
+        let room = self.questions.room().min(BATCH) * EVENT_BYTES;
+        if !self.may_read() {
+            return Ok(());
+        }
+        let events = self
+            .group
+            .read(buffer.get_mut(..room).unwrap_or_default())?;
+        // The iterator borrows only the buffer.
+        for event in events {
+            self.take(event, now)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: Event, now: Instant) -> io::Result<()> {
+        // An overflow cannot happen in an unlimited queue, and asks nothing.
+        let Some(fd) = event.fd else { return Ok(()) };
+        let number = fd.as_raw_fd();
+        self.counts.asked += 1;
+        let layer = self.blobs.of_file(fd.as_fd()).unwrap_or(None);
+        let (Some(layer), Some(range)) = (layer, event.range) else {
+            self.counts.unknown += 1;
+            self.group.answer(number, Verdict::InputOutputError)?;
+            return Ok(());
+        };
+        let question = Question {
+            layer,
+            range,
+            deadline: self.due(now),
+        };
+        let waiting = Waiting {
+            number,
+            reserved: Some(fd),
+        };
+        match self.questions.insert(question, waiting) {
+            Ok(id) => {
+                let slot = Table::<Waiting>::slot(id);
+                self.journal.record(slot, number, &question)
+            }
+            // Not reached: no more is read than there is room for.
+            Err(waiting) => {
+                self.group
+                    .answer(waiting.number, Verdict::InputOutputError)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a question. One that was answered before is no error.
+    ///
+    /// # Errors
+    /// The kernel or the journal does not take it.
+    pub(super) fn answer(&mut self, event: EventId, verdict: Verdict) -> io::Result<()> {
+        let answered = self.finish(event, verdict)?;
+        self.counts.refused += u64::from(answered && verdict != Verdict::Allow);
+        Ok(())
+    }
+
+    /// Ends the questions whose time is up.
+    ///
+    /// # Errors
+    /// Those of [`Self::answer`].
+    pub(super) fn expire(&mut self, now: Instant) -> io::Result<()> {
+        while let Some((event, question)) = self.questions.first() {
+            if question.deadline > now {
+                break;
+            }
+            self.counts.expired += 1;
+            self.finish(event, Verdict::InputOutputError)?;
+        }
+        Ok(())
+    }
+
+    /// The order matters: a record that outlives its answer is answered twice, which the kernel
+    /// does not mind; an answer that outlives its record would be lost.
+    fn finish(&mut self, event: EventId, verdict: Verdict) -> io::Result<bool> {
+        let Some((_, waiting)) = self.questions.remove(event) else {
+            return Ok(false);
+        };
+        self.group.answer(waiting.number, verdict)?;
+        self.journal.clear(Table::<Waiting>::slot(event))?;
+        if waiting.reserved.is_none() {
+            self.inherited -= 1;
+            if self.inherited == 0 {
+                self.sweep()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// When [`Self::expire`] has something to do.
+    #[must_use]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.questions
+            .first()
+            .map(|(_, question)| question.deadline)
+    }
+
+    /// The next question for the filler; [`Self::delivered`] goes on.
+    #[must_use]
+    pub(super) fn next_undelivered(&self) -> Option<(EventId, Question)> {
+        self.questions.next_undelivered()
+    }
+
+    /// The filler has what [`Self::next_undelivered`] returned.
+    pub(super) fn delivered(&mut self) {
+        self.questions.delivered();
+    }
+
+    /// Another filler begins.
+    pub(super) fn deliver_again(&mut self) {
+        self.questions.deliver_again();
+    }
+
+    /// Marks a layer's blob.
+    ///
+    /// # Errors
+    /// What failed, with the system's error.
+    pub(super) fn watch(
+        &mut self,
+        root: BorrowedFd<'_>,
+        layer: LayerDigest,
+    ) -> Result<(), (&'static str, io::Error)> {
+        self.blobs.watch(&self.group, root, layer)
+    }
+
+    /// Removes the mark of a layer's blob. Open questions about it stay open.
+    ///
+    /// # Errors
+    /// What failed, with the system's error.
+    pub(super) fn unwatch(&mut self, layer: LayerDigest) -> Result<(), (&'static str, io::Error)> {
+        self.blobs
+            .unwatch(&self.group, layer)
+            .map_err(|error| ("remove the mark of the blob", error))
+    }
+
+    /// The descriptor of something kept.
+    #[must_use]
+    pub(super) fn kept(&self, kept: Kept) -> Option<BorrowedFd<'_>> {
+        match kept {
+            Kept::Group => Some(self.group.as_fd()),
+            Kept::Journal => Some(self.journal.as_fd()),
+            Kept::Blob(layer) => self.blobs.get(layer),
+            Kept::Mount(layer) => self.mounts.get(&layer).map(AsFd::as_fd),
+        }
+    }
+
+    /// Everything that is kept.
+    #[must_use]
+    pub(super) fn all_kept(&self) -> Vec<Kept> {
+        let blobs = self.blobs.layers().map(Kept::Blob);
+        let mounts = self.mounts.keys().copied().map(Kept::Mount);
+        [Kept::Group, Kept::Journal]
+            .into_iter()
+            .chain(blobs)
+            .chain(mounts)
+            .collect()
+    }
+
+    /// Keeps a layer's mount.
+    pub(super) fn keep_mount(&mut self, layer: LayerDigest, mount: OwnedFd) {
+        self.mounts.insert(layer, mount);
+    }
+
+    /// Lets go of a layer's mount.
+    pub(super) fn drop_mount(&mut self, layer: LayerDigest) {
+        self.mounts.remove(&layer);
+    }
+
+    /// Counters. Whether a filler is connected is for the caller to say.
+    #[must_use]
+    pub(super) fn status(&self) -> Status {
+        Status {
+            open: self.questions.len() as u64,
+            watched: self.blobs.layers().len() as u64,
+            mounts: self.mounts.len() as u64,
+            ..self.counts
+        }
+    }
+
+    fn due(&self, now: Instant) -> Instant {
+        let nanos = u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX);
+        Instant(now.0.saturating_add(nanos))
+    }
+}
+
+/// Soft limit of descriptors of this process, below which all their numbers are.
+fn descriptor_limit() -> RawFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    RawFd::try_from(limit.unwrap_or(u64::MAX))
+        .unwrap_or(1 << 20)
+        .min(1 << 20)
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+/// As many questions as wanted, and as there are descriptors for.
+fn slots(limits: Limits, numbers: RawFd) -> u32 {
+    let numbers = u64::from(numbers.unsigned_abs());
+    let room = numbers.saturating_sub(OTHER_DESCRIPTORS).max(numbers / 2);
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    limits.slots.clamp(1, MAX_SLOTS).min(room.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::IntoRawFd as _;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        deadline_ms: 60_000,
+        slots: 4,
+    };
+
+    fn copy(desk: &Desk, kept: Kept) -> OwnedFd {
+        desk.kept(kept).unwrap().try_clone_to_owned().unwrap()
+    }
+
+    /// A keeper that dies between reading an event and recording it leaves an event that only the
+    /// kernel knows.
+    #[test]
+    fn a_successor_ends_what_was_read_and_not_recorded() {
+        let root = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let layer = LayerDigest([1; 32]);
+        let folder = root.path().join(crate::layout::folder_name(layer));
+        std::fs::create_dir(&folder).unwrap();
+        let blob = folder.join(crate::layout::BLOB);
+        File::create(&blob).unwrap().set_len(4096).unwrap();
+        let mut desk = match Desk::start(LIMITS) {
+            Ok(desk) => desk,
+            Err((what, error)) => return println!("skipped: cannot {what}: {error}"),
+        };
+        let opened = File::open(root.path()).unwrap();
+        if let Err((what, error)) = desk.watch(opened.as_fd(), layer) {
+            return println!("skipped: cannot {what}: {error}");
+        }
+        let reader = std::thread::spawn(move || {
+            let file = File::open(blob).unwrap();
+            file.read_at(&mut [0; 16], 0)
+        });
+        let mut wanted = [rustix::event::PollFd::new(
+            &desk.group,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut wanted, None).unwrap();
+        let mut buffer = [0; EVENT_BYTES];
+        for event in desk.group.read(&mut buffer).unwrap() {
+            // The number stays taken, as it would in the table of a process that was killed.
+            let _ = event.fd.unwrap().into_raw_fd();
+        }
+        let mut inheritance = Inheritance::default();
+        for kept in [Kept::Group, Kept::Journal, Kept::Blob(layer)] {
+            inheritance.add(kept, copy(&desk, kept));
+        }
+        drop(desk);
+        let successor = Desk::resume(inheritance, LIMITS, Instant(0)).unwrap();
+        let error = reader.join().unwrap().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        assert!(successor.may_read());
+    }
+}
