@@ -35,6 +35,9 @@ pub(crate) struct Cli {
     /// Tests that run at the same time. They wait more than they compute.
     #[arg(long, default_value = "16")]
     pub(crate) procs: NonZeroU16,
+    /// How often a test may run until it passes; one that needs more than one is named.
+    #[arg(long, default_value = "1")]
+    pub(crate) attempts: NonZeroU16,
     /// Folder of the dev cluster; reports go to `conformance` in it [default: .dev in the checkout].
     #[arg(long, env = "SANDMAN_STATE_DIR")]
     pub(crate) state_dir: Option<PathBuf>,

@@ -107,6 +107,9 @@ impl Judge<'_> {
                 }
             }
         }
+        for spec in outcome.report.flaky() {
+            println!("flaky: {} ({} attempts)", spec.name, spec.attempts);
+        }
         let difference = expected.compare(&outcome.report);
         if difference.is_empty() {
             println!("all as {EXPECTED} has it");
@@ -130,6 +133,7 @@ impl Judge<'_> {
             suite: self.suite,
             filter: &filter,
             procs: self.cli.procs.get(),
+            attempts: self.cli.attempts.get(),
             kubeconfig: variables.get("KUBECONFIG")?,
             kube_dev: variables.get("SANDMAN_KUBE_DEV")?,
             repositories: &repositories,

@@ -14,6 +14,8 @@ pub(crate) struct Spec {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) time: Duration,
+    /// How often it ran.
+    pub(crate) attempts: u32,
     /// First line of the reason, unless it passed.
     pub(crate) reason: String,
 }
@@ -137,6 +139,7 @@ fn spec(node: &json::Node) -> Spec {
             _ => Outcome::Failed,
         },
         time: Duration::from_nanos(node.run_time),
+        attempts: node.num_attempts,
         reason: match message.lines().find(|line| !line.trim().is_empty()) {
             Some(line) => line.trim().chars().take(MAX_REASON).collect(),
             None if node.state == "passed" => String::new(),
@@ -163,6 +166,13 @@ impl Report {
             .filter(|spec| spec.outcome == outcome)
             .count()
     }
+
+    /// Tests that passed, but not at once.
+    pub(crate) fn flaky(&self) -> impl Iterator<Item = &Spec> {
+        self.specs
+            .iter()
+            .filter(|spec| spec.outcome == Outcome::Passed && spec.attempts > 1)
+    }
 }
 
 #[cfg(test)]
@@ -178,6 +188,7 @@ pub(crate) mod tests {
             name: name.to_owned(),
             outcome,
             time: Duration::from_secs(seconds),
+            attempts: 1,
             reason: String::new(),
         }
     }
@@ -237,6 +248,18 @@ pub(crate) mod tests {
         assert_eq!(report.specs[0].time, Duration::from_secs(2));
         assert_eq!(report.known.len(), 4);
         assert_eq!(report.count(Outcome::Failed), 1);
+    }
+
+    #[test]
+    fn what_passed_at_the_second_attempt_is_flaky() {
+        let nodes = vec![
+            node("It", json!([]), "at once", "passed", 1),
+            node("It", json!([]), "at last", "passed", 2),
+            node("It", json!([]), "never", "failed", 2),
+        ];
+        let report = parse(3, nodes).unwrap();
+        let flaky: Vec<_> = report.flaky().map(|spec| spec.name.as_str()).collect();
+        assert_eq!(flaky, ["at last"]);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Run<'a> {
     pub(crate) filter: &'a Filter,
     /// Tests at the same time.
     pub(crate) procs: u16,
+    /// How often a test may run until it passes.
+    pub(crate) attempts: u16,
     pub(crate) kubeconfig: &'a str,
     /// A program whose subcommand is kubectl of the tests' own version.
     pub(crate) kube_dev: &'a str,
@@ -91,6 +93,7 @@ impl Run<'_> {
         let mut command = Command::new(&self.suite.ginkgo);
         command
             .arg(format!("--procs={}", self.procs))
+            .arg(format!("--flake-attempts={}", self.attempts))
             .arg(format!("--focus={}", self.filter.focus))
             .arg(format!("--skip={}", self.filter.skip))
             .arg(format!("--timeout={TIMEOUT}"))
