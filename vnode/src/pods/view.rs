@@ -11,11 +11,13 @@ use sandman_protocol::v1::host_client::HostClient;
 use tonic::transport::Channel;
 
 use super::PodController;
-use crate::hosts::Connection;
+use crate::hosts::{Connection, Host};
 use crate::view::{HostName, HostStreams, PodView, StreamError};
 
 /// Usage that comes later than this is left out.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
+/// A host that went away no longer ago than this may be restarting its service.
+const RESTARTS_WITHIN: Duration = Duration::from_secs(10);
 
 impl PodView for PodController {
     fn pods(&self) -> Vec<Arc<Pod>> {
@@ -57,16 +59,30 @@ impl PodView for PodController {
     }
 }
 
+impl PodController {
+    /// A host that is connected, or connects again soon: its service may be in the middle of an
+    /// upgrade, which no exec should notice. One that is away for longer is not waited for, so its
+    /// clients get their answer at once and not when a dial has failed.
+    async fn connected_host(&self, name: &HostName) -> Option<Arc<dyn Host>> {
+        let mut changes = self.hosts.changes();
+        let away = self.hosts.view(name)?.down_since.elapsed();
+        let connected = async {
+            while self.hosts.view(name)?.connection != Connection::Synced {
+                changes.changed().await.ok()?;
+            }
+            self.hosts.host(name)
+        };
+        // A host that is connected is found by the first look, which even no time allows.
+        let patience = RESTARTS_WITHIN.saturating_sub(away.unwrap_or_default());
+        tokio::time::timeout(patience, connected).await.ok()?
+    }
+}
+
 #[async_trait]
 impl HostStreams for PodController {
     async fn client(&self, uid: &str) -> Result<HostClient<Channel>, StreamError> {
         let name = PodView::host_of(self, uid).ok_or(StreamError::NotPlaced)?;
-        // A client gets its answer at once, and not when a dial has failed.
-        let synced = |view: &crate::hosts::HostView| view.connection == Connection::Synced;
-        let host = match self.hosts.view(&name).filter(synced) {
-            Some(_) => self.hosts.host(&name),
-            None => None,
-        };
+        let host = self.connected_host(&name).await;
         let host = host.ok_or_else(|| StreamError::Unreachable(name.clone()))?;
         host.streams().await
     }
