@@ -112,6 +112,7 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
         pods: Arc::clone(&pods) as _,
         hosts: Arc::clone(&pods) as _,
         reviews: Arc::new(kubelet_api::ClusterReviews::new(client)),
+        listed: pods.listed(),
         syncloop: Arc::new(move || checked.check_progress()),
         registry: Arc::clone(&registry),
         metrics: api_metrics,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use sandman_streaming::Limits;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -70,6 +70,8 @@ impl Config {
 pub struct Node {
     /// Which pods there are.
     pub pods: Arc<dyn PodView>,
+    /// Whether all of them are known yet.
+    pub listed: watch::Receiver<bool>,
     /// Ways to their hosts.
     pub hosts: Arc<dyn HostStreams>,
     /// Who and whether they may.

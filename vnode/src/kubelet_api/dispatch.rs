@@ -2,6 +2,7 @@
 //! want. Nothing is looked at before the first two are answered.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -22,6 +23,9 @@ use super::route::{self, NoRoute, Route};
 use super::stats::{self, NodeUsage, resource_metrics, summary::Summary};
 use super::{exec, health, logs, target};
 use crate::metrics::{CONTENT_TYPE, Reason, render};
+
+/// A process that started lists its pods well within this.
+const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Answers a request and counts it.
 pub(super) async fn respond(
@@ -70,6 +74,10 @@ async fn answer(
     peer.place.trust();
     let debugging = api.config.debugging_handlers;
     let response = match route::find(request.method(), &path, debugging) {
+        Ok(route) if route.is_about_pods() && !pods_are_known(api).await => later(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "this node has just started and does not know its pods yet",
+        ),
         Ok(route) => handle(api, peer, route, request).await,
         Err(NoRoute::NotFound) => text(StatusCode::NOT_FOUND, "404: Page Not Found"),
         Err(NoRoute::MethodNotAllowed(allow)) => method_not_allowed(allow),
@@ -79,6 +87,14 @@ async fn answer(
         ),
     };
     (label, response)
+}
+
+/// Whether the pods were listed, or are soon: nobody should be told in the first second of a new
+/// process that a pod does not exist.
+async fn pods_are_known(api: &Api) -> bool {
+    let mut listed = api.node.listed.clone();
+    let known = listed.wait_for(|listed| *listed);
+    matches!(tokio::time::timeout(LISTED_WITHIN, known).await, Ok(Ok(_)))
 }
 
 /// Callers do not learn why, so that guessing does not pay.

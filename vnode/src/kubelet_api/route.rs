@@ -26,6 +26,16 @@ pub(super) enum Route {
     Disabled(&'static str),
 }
 
+impl Route {
+    /// Whether the answer depends on which pods there are.
+    pub(super) fn is_about_pods(&self) -> bool {
+        !matches!(
+            self,
+            Self::Healthz { .. } | Self::Metrics | Self::Configz | Self::Disabled(_)
+        )
+    }
+}
+
 /// The pod that a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodRef {

@@ -179,6 +179,11 @@ impl PodController {
         while writes.next().await.is_some() {}
     }
 
+    /// Turns true once the pods of the node were listed.
+    pub fn listed(&self) -> watch::Receiver<bool> {
+        self.listed.subscribe()
+    }
+
     /// Whether pods are being worked on; the error says what is stuck.
     ///
     /// # Errors

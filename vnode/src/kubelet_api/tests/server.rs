@@ -80,6 +80,7 @@ impl Server {
             pods: Arc::new(Pods::default()),
             hosts: Arc::clone(&hosts) as _,
             reviews: Arc::clone(&policy) as _,
+            listed: tokio::sync::watch::channel(true).1,
             syncloop: Arc::new(|| Ok(())),
             registry: Arc::new(registry),
             metrics,
