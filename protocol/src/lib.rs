@@ -2,9 +2,11 @@
 //! each other. vnode and runtime-shim meet only in this crate.
 //!
 //! * [`v1`]: the generated gRPC types of `sandman.host.v1`.
+//! * [`access`]: which parts of a host pods may reach, as both ends' configurations say it.
 //! * [`identity`]: the role names carried in fleet certificates.
 //! * [`transport`]: mutual TLS that checks those names, for both ends.
 
+pub mod access;
 mod handshakes;
 pub mod identity;
 pub mod transport;
@@ -17,7 +19,7 @@ pub mod v1 {
 }
 
 /// Newest [`v1::SandboxSpec::schema`] that this build knows.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Largest gRPC message either end accepts, in bytes. An Apply may carry
 /// several configMaps and secrets, each of up to 1 MiB.

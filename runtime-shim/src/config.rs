@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use sandman_protocol::access::HostAccess;
 use serde::Deserialize;
 
 use crate::images::RegistryConfig;
@@ -46,9 +47,9 @@ pub struct Config {
     pub snapshotter: String,
     /// Folder of `Localhost` seccomp profiles.
     pub seccomp_profiles: Option<PathBuf>,
-    /// Lets pods ask for `privileged: true`.
+    /// What pods may reach of this host, if the virtual node's configuration agrees.
     #[serde(default)]
-    pub allow_privileged: bool,
+    pub allow: HostAccess,
     /// Processes and threads that one container may have; 0 means no limit.
     #[serde(default = "default_pids_limit")]
     pub pids_limit: u32,
@@ -222,6 +223,9 @@ impl Config {
         {
             return Err(value("cgroup_parent", "may not contain `..`"));
         }
+        self.allow
+            .check()
+            .map_err(|reason| value("allow", reason))?;
         if self.pod_cidr.prefix() > 30 {
             return Err(value("pod_cidr", "has no room for pods; use /30 or larger"));
         }
@@ -334,6 +338,11 @@ mod tests {
                 "default_runtime",
             ),
             ("host_name", "hostname", "hostname"),
+            (
+                "default_runtime = \"sandman\"",
+                "default_runtime = \"sandman\"\nallow = { host_path = [\"a\"] }",
+                "allow: host_path",
+            ),
             (
                 "plain_http = true",
                 "username = \"u\"",

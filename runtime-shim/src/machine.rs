@@ -31,7 +31,7 @@ pub(crate) fn limits(config: &Config, memory_bytes: u64) -> io::Result<HostLimit
     };
     let (_, nofile) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(HostLimits {
-        allow_privileged: config.allow_privileged,
+        allow_privileged: config.allow.privileged,
         pids_limit: config.pids_limit,
         cgroup_parent: config.cgroup_parent.clone(),
         capabilities,

@@ -150,7 +150,8 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         )),
         images,
         network,
-        volumes: Volumes::new(&config.state_dir, &config.data_dir).context("volumes")?,
+        volumes: Volumes::new(&config.state_dir, &config.data_dir, config.allow.clone())
+            .context("volumes")?,
         logs,
         stats: Stats::detect().context("cgroups")?,
         store: Store::open(&config.state_dir)?,
@@ -163,6 +164,7 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         fifo_dir,
         seccomp_dir: config.seccomp_profiles.clone(),
         host_ip: config.host_ip,
+        access: config.allow.clone(),
     })
 }
 

@@ -45,7 +45,7 @@ pub struct PodNetwork {
     pub utsns: PathBuf,
     /// Path of the IPC namespace.
     pub ipcns: PathBuf,
-    /// `None` in mode NONE.
+    /// `None` in modes NONE and HOST.
     pub ip: Option<IpAddr>,
 }
 
@@ -189,7 +189,7 @@ impl Inner {
         hostname: &str,
     ) -> Result<PodNetwork, NetworkError> {
         let pins = Pins::new(&self.pins, uid);
-        let with_link = mode != v1::NetworkMode::None;
+        let with_link = mode == v1::NetworkMode::Pod;
         let address = self.pool().get(uid);
         if pins.complete() {
             // The pins come last: what is behind them was whole once, and processes may run there.
@@ -206,7 +206,13 @@ impl Inner {
         }
         // Half-made, by a crash: nothing runs in it yet.
         self.teardown(uid)?;
-        let made = self.create(&pins, uid, with_link, hostname);
+        let made = if mode == v1::NetworkMode::Host {
+            pins.create_on_host()
+                .map_err(NetworkError::io(format!("create namespaces of pod {uid}")))
+                .map(|()| pod_network(&pins, None))
+        } else {
+            self.create(&pins, uid, with_link, hostname)
+        };
         if made.is_err()
             && let Err(error) = self.teardown(uid)
         {

@@ -54,11 +54,25 @@ impl Pins {
         hostname: &str,
         configure: impl FnOnce(Inside<'_>) -> io::Result<()> + Send,
     ) -> io::Result<()> {
+        self.files()?;
+        on_own_thread(|| self.create_on_this_thread(hostname, configure))
+    }
+
+    /// Pins the host's own network and host name, and a new IPC namespace.
+    pub(super) fn create_on_host(&self) -> io::Result<()> {
+        self.files()?;
+        on_own_thread(|| {
+            unshare(CloneFlags::CLONE_NEWIPC)?;
+            self.pin_this_thread()
+        })
+    }
+
+    fn files(&self) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         for kind in PINS {
             fs::File::create(self.path(kind))?;
         }
-        on_own_thread(|| self.create_on_this_thread(hostname, configure))
+        Ok(())
     }
 
     /// Lets `configure` work inside the network namespace that is pinned.
@@ -99,7 +113,10 @@ impl Pins {
             pod,
             namespace: namespace.as_fd(),
         })?;
+        self.pin_this_thread()
+    }
 
+    fn pin_this_thread(&self) -> io::Result<()> {
         for kind in PINS {
             let source = format!("/proc/thread-self/ns/{kind}");
             let none: Option<&str> = None;

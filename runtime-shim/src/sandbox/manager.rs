@@ -136,7 +136,7 @@ impl Sandboxes {
     /// # Errors
     /// See [`WishError`].
     pub fn apply(&self, spec: v1::SandboxSpec) -> Result<String, WishError> {
-        check(&spec, |handler| {
+        check(&spec, &self.host.access, |handler| {
             self.host.runtime_types.contains_key(handler)
         })?;
         let uid = spec.uid.clone();
@@ -389,7 +389,9 @@ fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
 /// Before any is handed out: the addresses of sandboxes whose link the host lost.
 fn keep_addresses(host: &Host, records: &BTreeMap<String, Record>) {
     for (uid, record) in records {
-        if let Some(address) = record.facts.pod_ip.filter(|_| !record.facts.removed)
+        // A pod in the host's network has the host's address, which is not of the pool.
+        let own = !record.facts.removed && record.spec.network() != v1::NetworkMode::Host;
+        if let Some(address) = record.facts.pod_ip.filter(|_| own)
             && !host.network.keep(uid, address)
         {
             warn!(pod_uid = uid, %address, "the address of a sandbox is in use by another");

@@ -3,12 +3,11 @@
 
 use std::collections::HashSet;
 
+pub use sandman_protocol::SCHEMA;
+use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 
 use super::plan::members;
-
-/// Newest `SandboxSpec.schema` understood.
-pub const SCHEMA: u32 = 1;
 
 const MAX_CONTAINERS: usize = 128;
 const MAX_VOLUMES: usize = 256;
@@ -58,11 +57,16 @@ fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len()) && text.split('.').all(is_part)
 }
 
-/// Checks a spec. `known_handler` tells which RuntimeClass handlers this host has.
+/// Checks a spec. `known_handler` tells which RuntimeClass handlers this host has, `allow` what
+/// pods may reach of it.
 ///
 /// # Errors
 /// [`Refusal`], naming the field.
-pub fn check(spec: &v1::SandboxSpec, known_handler: impl Fn(&str) -> bool) -> Result<(), Refusal> {
+pub fn check(
+    spec: &v1::SandboxSpec,
+    allow: &HostAccess,
+    known_handler: impl Fn(&str) -> bool,
+) -> Result<(), Refusal> {
     if spec.schema == 0 || spec.schema > SCHEMA {
         return Err(Refusal::Unsupported(format!("spec.schema {}", spec.schema)));
     }
@@ -93,8 +97,9 @@ pub fn check(spec: &v1::SandboxSpec, known_handler: impl Fn(&str) -> bool) -> Re
         ));
     }
     if spec.network() == v1::NetworkMode::Unspecified {
-        return invalid("spec.network: must be POD or NONE");
+        return invalid("spec.network: must be POD, NONE or HOST");
     }
+    check_access(spec, allow)?;
     for sysctl in &spec.sysctls {
         if !is_namespaced_sysctl(&sysctl.name) {
             return invalid(format!("spec.sysctls: {:?} is not namespaced", sysctl.name));
@@ -102,6 +107,49 @@ pub fn check(spec: &v1::SandboxSpec, known_handler: impl Fn(&str) -> bool) -> Re
     }
     let volumes = check_volumes(spec)?;
     check_containers(spec, &volumes)
+}
+
+/// A virtual node alone cannot grant access to this host.
+fn check_access(spec: &v1::SandboxSpec, allow: &HostAccess) -> Result<(), Refusal> {
+    let privileged = members(spec).any(|member| {
+        let security = member.spec.security.as_ref();
+        security.is_some_and(|security| security.privileged)
+    });
+    let host_network = spec.network() == v1::NetworkMode::Host;
+    for (wish, allowed, field, key) in [
+        (
+            host_network,
+            allow.host_network,
+            "spec.hostNetwork",
+            "host_network",
+        ),
+        (spec.host_pid, allow.host_pid, "spec.hostPID", "host_pid"),
+        (spec.host_ipc, allow.host_ipc, "spec.hostIPC", "host_ipc"),
+        (
+            privileged,
+            allow.privileged,
+            "securityContext.privileged",
+            "privileged",
+        ),
+    ] {
+        if wish && !allowed {
+            return invalid(format!(
+                "{field}: this host does not allow it (allow.{key} of its own configuration)"
+            ));
+        }
+    }
+    for volume in &spec.volumes {
+        if let Some(v1::volume::Source::HostPath(wish)) = &volume.source
+            && allow.host_path_root(wish.path.as_ref()).is_none()
+        {
+            return invalid(format!(
+                "spec.volumes[{}].hostPath.path: {:?} is in no folder that this host allows \
+                 (allow.host_path of its own configuration)",
+                volume.name, wish.path
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Sysctls that belong to the sandbox's own namespaces.
@@ -189,7 +237,7 @@ mod tests {
 
     fn spec() -> v1::SandboxSpec {
         v1::SandboxSpec {
-            schema: 1,
+            schema: SCHEMA,
             uid: "0b1d4f7e-6a37-4a53-9f0e-0d9a3c1f2b4c".into(),
             namespace: "default".into(),
             name: "pod.1".into(),
@@ -207,14 +255,56 @@ mod tests {
     fn error(change: impl FnOnce(&mut v1::SandboxSpec)) -> String {
         let mut spec = spec();
         change(&mut spec);
-        check(&spec, |handler| handler.is_empty())
+        check(&spec, &HostAccess::default(), |handler| handler.is_empty())
             .unwrap_err()
             .to_string()
     }
 
     #[test]
     fn a_plain_spec_passes() {
-        assert_eq!(check(&spec(), |_| true), Ok(()));
+        assert_eq!(check(&spec(), &HostAccess::default(), |_| true), Ok(()));
+    }
+
+    #[test]
+    fn this_host_has_the_last_word_on_access() {
+        let host_path = |path: &str| v1::Volume {
+            name: "v".into(),
+            source: Some(v1::volume::Source::HostPath(v1::HostPath {
+                path: path.into(),
+                r#type: 0,
+            })),
+        };
+        let mut wish = spec();
+        wish.network = v1::NetworkMode::Host as i32;
+        wish.volumes = vec![host_path("/srv/x")];
+        wish.containers[0].security = Some(v1::SecurityContext {
+            privileged: true,
+            ..Default::default()
+        });
+        (wish.host_pid, wish.host_ipc) = (true, true);
+        let all = HostAccess {
+            host_network: true,
+            host_pid: true,
+            host_ipc: true,
+            privileged: true,
+            host_path: vec!["/srv".into()],
+        };
+        assert_eq!(check(&wish, &all, |_| true), Ok(()));
+        for (deny, key) in [
+            (
+                (|a| a.host_network = false) as fn(&mut HostAccess),
+                "allow.host_network",
+            ),
+            (|a| a.host_pid = false, "allow.host_pid"),
+            (|a| a.host_ipc = false, "allow.host_ipc"),
+            (|a| a.privileged = false, "allow.privileged"),
+            (|a| a.host_path.clear(), "allow.host_path"),
+        ] {
+            let mut some = all.clone();
+            deny(&mut some);
+            let text = check(&wish, &some, |_| true).unwrap_err().to_string();
+            assert!(text.contains(key), "{key}: {text}");
+        }
     }
 
     #[test]
@@ -224,7 +314,7 @@ mod tests {
             ..Default::default()
         };
         for (text, field) in [
-            (error(|s| s.schema = 2), "schema"),
+            (error(|s| s.schema = SCHEMA + 1), "schema"),
             (error(|s| s.schema = 0), "schema"),
             (error(|s| s.uid = "../x".into()), "uid"),
             (error(|s| s.uid = "a--b".into()), "uid"),

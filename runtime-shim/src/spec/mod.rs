@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::image::ImageConfiguration;
 use oci_spec::runtime::{
-    Capabilities, LinuxBuilder, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType,
-    LinuxSeccomp, PosixRlimitBuilder, PosixRlimitType, ProcessBuilder, RootBuilder, Spec,
-    SpecBuilder,
+    Capabilities, LinuxBuilder, LinuxDevice, LinuxNamespace, LinuxNamespaceBuilder,
+    LinuxNamespaceType, LinuxSeccomp, PosixRlimitBuilder, PosixRlimitType, ProcessBuilder,
+    RootBuilder, Spec, SpecBuilder,
 };
 use sandman_protocol::v1;
 
@@ -99,6 +99,10 @@ pub struct Prepared<'a> {
     pub accounts: &'a Accounts,
     /// Namespaces of the pod by path.
     pub namespaces: &'a [(LinuxNamespaceType, PathBuf)],
+    /// Host name that the container sees.
+    pub hostname: &'a str,
+    /// Devices of the host, for a privileged container.
+    pub devices: Vec<LinuxDevice>,
     /// Addresses.
     pub values: HostValues,
     /// Volumes of this container.
@@ -141,7 +145,7 @@ pub fn build(
     let security = container.security.clone().unwrap_or_default();
     if security.privileged && !host.allow_privileged {
         return Err(SpecError::config(
-            "securityContext.privileged: this host does not allow it (allow_privileged)",
+            "securityContext.privileged: this host does not allow it (allow.privileged)",
         ));
     }
     let image_config = image.config().as_ref();
@@ -187,7 +191,7 @@ pub fn build(
         .env(env::environment(
             image_config,
             &own_env,
-            &sandbox.hostname,
+            prepared.hostname,
             container.tty,
         ))
         .cwd(working_dir(container, image_config))
@@ -215,7 +219,7 @@ pub fn build(
             .map(|(file, inside)| (file.as_path(), inside.as_path())),
         agent: prepared.agent,
         read_only_root: security.read_only_root,
-        writable_sys: security.privileged,
+        privileged: security.privileged,
     })?;
 
     let cgroup = sandbox_cgroup(&host.cgroup_parent, &sandbox.uid).join(prepared.container_id);
@@ -231,7 +235,7 @@ pub fn build(
             host.pids_limit,
             security.privileged,
         )?)
-        .namespaces(namespaces(host, prepared)?)
+        .namespaces(namespaces(host, sandbox, prepared)?)
         .sysctl(sysctls)
         .build()?;
     let masked = !security.privileged && !security.unmasked_proc;
@@ -239,7 +243,11 @@ pub fn build(
     linux
         .set_masked_paths(masked.then(|| paths(&MASKED_PATHS)))
         .set_readonly_paths(masked.then(|| paths(&READONLY_PATHS)))
-        .set_seccomp(seccomp_profile(&security, &capabilities, prepared)?);
+        .set_seccomp(seccomp_profile(&security, &capabilities, prepared)?)
+        .set_rootfs_propagation(mounts::root_propagation(prepared.volumes).map(str::to_owned));
+    if !prepared.devices.is_empty() {
+        linux.set_devices(Some(prepared.devices.clone()));
+    }
 
     let mut spec = SpecBuilder::default()
         .version("1.0.2")
@@ -303,8 +311,10 @@ fn working_dir(container: &v1::Container, image: Option<&oci_spec::image::Config
     Path::new("/").join(wish)
 }
 
+/// A kind that is not listed is the host's.
 fn namespaces(
     host: &HostLimits,
+    sandbox: &v1::SandboxSpec,
     prepared: &Prepared<'_>,
 ) -> Result<Vec<LinuxNamespace>, SpecError> {
     let mut kinds = vec![
@@ -314,6 +324,11 @@ fn namespaces(
         LinuxNamespaceType::Uts,
         LinuxNamespaceType::Ipc,
     ];
+    kinds.retain(|kind| match kind {
+        LinuxNamespaceType::Pid => !sandbox.host_pid,
+        LinuxNamespaceType::Ipc => !sandbox.host_ipc,
+        _ => true,
+    });
     if host.cgroup_namespace {
         kinds.push(LinuxNamespaceType::Cgroup);
     }

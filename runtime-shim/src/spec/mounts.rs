@@ -4,6 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{Mount, MountBuilder};
+use sandman_protocol::v1;
 
 use super::SpecError;
 use crate::volumes::EtcPaths;
@@ -12,7 +13,7 @@ use crate::volumes::EtcPaths;
 pub const AGENT_PATH: &str = "/dev/sandman/daemon";
 
 /// A host path to be seen inside a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bind {
     /// Path on the host; made safe by whoever resolved it.
     pub source: PathBuf,
@@ -20,6 +21,10 @@ pub struct Bind {
     pub destination: PathBuf,
     /// Mount it read-only.
     pub read_only: bool,
+    /// And what is mounted below it.
+    pub recursive_read_only: bool,
+    /// Who sees mounts that are made later.
+    pub propagation: v1::MountPropagation,
 }
 
 /// What goes into the mount table besides the kernel's file systems.
@@ -37,8 +42,8 @@ pub struct MountPlan<'a> {
     pub agent: Option<&'a Path>,
     /// The container asked for a read-only root: then `/etc` files are read-only too.
     pub read_only_root: bool,
-    /// Kernel file systems stay writable (privileged).
-    pub writable_sys: bool,
+    /// Kernel file systems stay writable, and volumes may hold devices.
+    pub privileged: bool,
 }
 
 fn special(destination: &str, kind: &str, options: &[&str]) -> Result<Mount, SpecError> {
@@ -65,12 +70,45 @@ fn bind(source: &Path, destination: &Path, read_only: bool) -> Result<Mount, Spe
         .build()?)
 }
 
+fn volume_mount(volume: &Bind, destination: &Path, privileged: bool) -> Result<Mount, SpecError> {
+    let mut mount = bind(&volume.source, destination, volume.read_only)?;
+    let propagation = match volume.propagation {
+        v1::MountPropagation::Unspecified => "rprivate",
+        v1::MountPropagation::HostToContainer => "rslave",
+        v1::MountPropagation::Bidirectional => "rshared",
+    };
+    let mut options = vec!["rbind", propagation];
+    if !privileged {
+        options.push("nodev");
+    }
+    options.push(if volume.read_only { "ro" } else { "rw" });
+    if volume.recursive_read_only {
+        options.push("rro");
+    }
+    mount.set_options(Some(options.into_iter().map(str::to_owned).collect()));
+    Ok(mount)
+}
+
+/// How the container's root must pass mounts on for its volumes to do so
+/// (containerd's `WithMounts`): as the widest of them.
+#[must_use]
+pub fn root_propagation(volumes: &[Bind]) -> Option<&'static str> {
+    let any = |wish| volumes.iter().any(|volume| volume.propagation == wish);
+    if any(v1::MountPropagation::Bidirectional) {
+        Some("rshared")
+    } else if any(v1::MountPropagation::HostToContainer) {
+        Some("rslave")
+    } else {
+        None
+    }
+}
+
 /// The mount table, parents before children.
 ///
 /// # Errors
 /// [`SpecError::Config`] names a mount path that cannot be used.
 pub fn table(plan: &MountPlan<'_>) -> Result<Vec<Mount>, SpecError> {
-    let sys_access = if plan.writable_sys { "rw" } else { "ro" };
+    let sys_access = if plan.privileged { "rw" } else { "ro" };
     let mut table = vec![
         special("/proc", "proc", &["nosuid", "noexec", "nodev"])?,
         special(
@@ -133,7 +171,7 @@ pub fn table(plan: &MountPlan<'_>) -> Result<Vec<Mount>, SpecError> {
             )));
         }
         table.retain(|mount| *mount.destination() != destination);
-        table.push(bind(&volume.source, &destination, volume.read_only)?);
+        table.push(volume_mount(volume, &destination, plan.privileged)?);
     }
     if let Some(agent) = plan.agent {
         let mut mount = bind(agent, Path::new(AGENT_PATH), true)?;
@@ -195,7 +233,7 @@ mod tests {
             termination: Some((Path::new("/h/term"), Path::new("/dev/termination-log"))),
             agent: Some(Path::new("/h/daemon")),
             read_only_root: false,
-            writable_sys: false,
+            privileged: false,
         }
     }
 
@@ -204,6 +242,7 @@ mod tests {
             source: "/v".into(),
             destination: destination.into(),
             read_only: true,
+            ..Bind::default()
         }
     }
 
@@ -250,6 +289,35 @@ mod tests {
             let options = mount.options().clone().unwrap_or_default();
             let own = matches!(mount.destination().to_str(), Some("/dev" | "/dev/pts"));
             assert!(own || options.iter().any(|o| o == "nodev"), "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn mounts_are_passed_on_as_asked() {
+        use v1::MountPropagation::{Bidirectional, HostToContainer, Unspecified};
+        for (propagation, option, root) in [
+            (Unspecified, "rprivate", None),
+            (HostToContainer, "rslave", Some("rslave")),
+            (Bidirectional, "rshared", Some("rshared")),
+        ] {
+            let volumes = [
+                volume("/other"),
+                Bind {
+                    propagation,
+                    recursive_read_only: true,
+                    ..volume("/data")
+                },
+            ];
+            assert_eq!(root_propagation(&volumes), root);
+            let etc = etc();
+            let privileged = MountPlan {
+                privileged: true,
+                ..plan(&volumes, &etc)
+            };
+            let table = table(&privileged).unwrap();
+            let data = table.iter().find(|m| m.destination() == Path::new("/data"));
+            let options = data.unwrap().options().clone().unwrap();
+            assert_eq!(options, ["rbind", option, "ro", "rro"]);
         }
     }
 

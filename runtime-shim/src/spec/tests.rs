@@ -55,6 +55,15 @@ fn build_with(
     container: &v1::Container,
     volumes: &[Bind],
 ) -> Result<Spec, SpecError> {
+    build_in(host, &sandbox(), container, volumes)
+}
+
+fn build_in(
+    host: &HostLimits,
+    sandbox: &v1::SandboxSpec,
+    container: &v1::Container,
+    volumes: &[Bind],
+) -> Result<Spec, SpecError> {
     let etc = EtcPaths {
         hosts: "/h/hosts".into(),
         hostname: "/h/hostname".into(),
@@ -68,6 +77,8 @@ fn build_with(
     let prepared = Prepared {
         container_id: "u-1-c-0",
         accounts: &accounts,
+        hostname: "pod",
+        devices: vec![],
         namespaces: &namespaces,
         values: HostValues::default(),
         volumes,
@@ -77,7 +88,7 @@ fn build_with(
         agent: (!container.without_agent).then_some(Path::new("/h/daemon")),
         localhost_profile: None,
     };
-    build(host, &sandbox(), container, &image(), &prepared)
+    build(host, sandbox, container, &image(), &prepared)
 }
 
 #[test]
@@ -225,7 +236,7 @@ fn a_volume_over_the_termination_path_takes_it() {
     let volume = Bind {
         source: "/v".into(),
         destination: "/dev/termination-log".into(),
-        read_only: false,
+        ..Bind::default()
     };
     let spec = build_with(&host(), &container(), &[volume]).unwrap();
     let args = spec.process().as_ref().unwrap().args().clone().unwrap();
@@ -246,4 +257,25 @@ fn oom_scores_below_the_floor_are_left_alone() {
         spec.unwrap().process().as_ref().unwrap().oom_score_adj(),
         None
     );
+}
+
+#[test]
+fn namespaces_of_the_host_are_not_made_anew() {
+    let kinds = |sandbox: &v1::SandboxSpec| -> Vec<LinuxNamespaceType> {
+        let spec = build_in(&host(), sandbox, &container(), &[]).unwrap();
+        let linux = spec.linux().as_ref().unwrap();
+        let namespaces = linux.namespaces().clone().unwrap();
+        namespaces.iter().map(LinuxNamespace::typ).collect()
+    };
+    let plain = kinds(&sandbox());
+    assert!(plain.contains(&LinuxNamespaceType::Pid) && plain.contains(&LinuxNamespaceType::Ipc));
+    let shared = v1::SandboxSpec {
+        host_pid: true,
+        host_ipc: true,
+        ..sandbox()
+    };
+    let shared = kinds(&shared);
+    assert!(!shared.contains(&LinuxNamespaceType::Pid));
+    assert!(!shared.contains(&LinuxNamespaceType::Ipc));
+    assert!(shared.contains(&LinuxNamespaceType::Network));
 }

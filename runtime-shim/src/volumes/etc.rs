@@ -15,6 +15,9 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 
+/// The host's own names; more than this is no list of hosts.
+const HOST_HOSTS: &str = "/etc/hosts";
+const MAX_HOST_HOSTS: u64 = 1 << 20;
 const HOST_RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Where systemd-resolved keeps the servers behind its local stub.
 const HOST_RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
@@ -24,6 +27,8 @@ const HOST_RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 pub struct EtcFiles {
     /// Hostname of the pod.
     pub hostname: String,
+    /// The pod is in the host's network, and so knows the names that the host knows.
+    pub host_network: bool,
     /// Fully qualified name, or empty.
     pub fqdn: String,
     /// Address of the pod.
@@ -56,6 +61,28 @@ impl EtcFiles {
     }
 
     fn hosts(&self) -> Result<String, VolumeError> {
+        let mut text = if self.host_network {
+            let own = host_hosts().map_err(VolumeError::io(format!("read {HOST_HOSTS}")))?;
+            format!("# Kubernetes-managed hosts file (host network).\n{own}")
+        } else {
+            self.managed_hosts()?
+        };
+        if !self.aliases.is_empty() {
+            text.push_str("\n# Entries added by HostAliases.\n");
+        }
+        for alias in &self.aliases {
+            let _: IpAddr = alias.ip.parse().map_err(|_| {
+                VolumeError::Invalid(format!("host_aliases: {:?} is no address", alias.ip))
+            })?;
+            for name in &alias.hostnames {
+                word("host_aliases", name)?;
+            }
+            text.push_str(&format!("{}\t{}\n", alias.ip, alias.hostnames.join("\t")));
+        }
+        Ok(text)
+    }
+
+    fn managed_hosts(&self) -> Result<String, VolumeError> {
         let mut text = String::from(
             "# Kubernetes-managed hosts file.\n\
              127.0.0.1\tlocalhost\n\
@@ -72,18 +99,6 @@ impl EtcFiles {
                 format!("{}\t{}", word("fqdn", &self.fqdn)?, self.hostname)
             };
             text.push_str(&format!("{ip}\t{names}\n"));
-        }
-        if !self.aliases.is_empty() {
-            text.push_str("\n# Entries added by HostAliases.\n");
-        }
-        for alias in &self.aliases {
-            let _: IpAddr = alias.ip.parse().map_err(|_| {
-                VolumeError::Invalid(format!("host_aliases: {:?} is no address", alias.ip))
-            })?;
-            for name in &alias.hostnames {
-                word("host_aliases", name)?;
-            }
-            text.push_str(&format!("{}\t{}\n", alias.ip, alias.hostnames.join("\t")));
         }
         Ok(text)
     }
@@ -178,6 +193,17 @@ fn push_new(list: &mut Vec<String>, item: &str) {
     }
 }
 
+/// What the host's names are; a host may have no such file.
+fn host_hosts() -> io::Result<String> {
+    let file = match fs::File::open(HOST_HOSTS) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        other => other?,
+    };
+    let mut text = String::new();
+    file.take(MAX_HOST_HOSTS).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn host_resolv_conf() -> ResolvConf {
     // A host without either has no resolver to share.
     let read = |path| ResolvConf::parse(&fs::read_to_string(path).unwrap_or_default());
@@ -238,6 +264,26 @@ mod tests {
                 .unwrap()
                 .starts_with("# Kubernetes-managed hosts file.\n")
         );
+    }
+
+    #[test]
+    fn a_pod_in_the_hosts_network_knows_the_hosts_names() {
+        let etc = EtcFiles {
+            hostname: "host".to_owned(),
+            host_network: true,
+            pod_ip: "10.90.0.11".parse().ok(),
+            aliases: vec![v1::HostAlias {
+                ip: "123.45.67.89".to_owned(),
+                hostnames: texts(&["foo"]),
+            }],
+            ..EtcFiles::default()
+        };
+        let expected = format!(
+            "# Kubernetes-managed hosts file (host network).\n{}\n\
+             # Entries added by HostAliases.\n123.45.67.89\tfoo\n",
+            host_hosts().unwrap()
+        );
+        assert_eq!(etc.hosts().unwrap(), expected);
     }
 
     #[test]

@@ -8,12 +8,14 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
+use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 use sandman_protocol::v1::volume::Source;
 
 mod atomic;
 mod attributes;
 mod etc;
+mod host_path;
 mod mounts;
 mod payload;
 mod remove;
@@ -26,6 +28,8 @@ use self::payload::Payload;
 
 /// Open to every user of the pod, as the kubelet makes it.
 const EMPTY_DIR_MODE: u32 = 0o777;
+/// The kernel's mode of a new tmpfs, which the kubelet leaves as it is.
+const MEMORY_DIR_MODE: u32 = 0o1777;
 /// Set-group-id, so that new files belong to the pod's fsGroup too.
 const GROUP_DIR_BITS: u32 = 0o2770;
 
@@ -96,6 +100,7 @@ impl VolumeError {
 /// data_dir/pods/<uid>/termination/            <container>/<attempt>
 /// state_dir/secrets/<uid>/<name>              files with any secret, on a tmpfs
 /// state_dir/subpaths/<uid>/<container>/<n>    binds of sub paths
+/// state_dir/hostpaths/<uid>/<name>            binds of the host's own paths
 /// ```
 #[derive(Clone, Debug)]
 pub struct Volumes {
@@ -103,25 +108,33 @@ pub struct Volumes {
     pods: PathBuf,
     secrets: PathBuf,
     sub_paths: PathBuf,
+    host_paths: PathBuf,
+    state_dir: PathBuf,
+    access: HostAccess,
 }
 
 impl Volumes {
-    /// Secrets go to a tmpfs below `state_dir`, all else below `data_dir`.
+    /// Secrets go to a tmpfs below `state_dir`, all else below `data_dir`. `access` bounds which
+    /// of the host's own paths can be volumes.
     ///
     /// # Errors
     /// A folder cannot be made, or the tmpfs not be mounted.
-    pub fn new(state_dir: &Path, data_dir: &Path) -> Result<Self, VolumeError> {
+    pub fn new(state_dir: &Path, data_dir: &Path, access: HostAccess) -> Result<Self, VolumeError> {
         let volumes = Self {
             volumes: data_dir.join("volumes"),
             pods: data_dir.join("pods"),
             secrets: state_dir.join("secrets"),
             sub_paths: state_dir.join("subpaths"),
+            host_paths: state_dir.join("hostpaths"),
+            state_dir: state_dir.to_owned(),
+            access,
         };
         for folder in [
             &volumes.volumes,
             &volumes.pods,
             &volumes.secrets,
             &volumes.sub_paths,
+            &volumes.host_paths,
         ] {
             // Not for other users of the host; containers get binds of what is inside.
             let made = fs::DirBuilder::new()
@@ -193,6 +206,14 @@ impl Volumes {
                     .map_err(|why| VolumeError::Invalid(format!("volume {name:?}: {why}")))?;
                 atomic::write(&path, &payload, Ownership { group: fs_group }).map_err(failed())?;
                 Ok(path)
+            }
+            Some(Source::HostPath(wish)) => {
+                let pin = self.host_paths.join(uid).join(name);
+                host_path::resolve(wish, &self.access, &self.state_dir, &pin).map_err(|error| {
+                    VolumeError::Invalid(format!(
+                        "MountVolume.SetUp failed for volume {name:?} : {error}"
+                    ))
+                })
             }
             None => Err(VolumeError::Invalid(format!(
                 "volume {name:?} has no source"
@@ -327,11 +348,14 @@ impl Volumes {
         blocking(move || {
             let sub_paths = this.sub_paths.join(&uid);
             let volumes = this.volumes.join(&uid);
+            let host_paths = this.host_paths.join(&uid);
             mounts::unmount_below(&sub_paths, 2)
+                .and_then(|()| mounts::unmount_below(&host_paths, 1))
                 .and_then(|()| mounts::unmount_below(&volumes, 1))
                 .map_err(VolumeError::io(format!("unmount volumes of pod {uid}")))?;
             for folder in [
                 sub_paths,
+                host_paths,
                 volumes,
                 this.secrets.join(&uid),
                 this.pods.join(&uid),
@@ -346,9 +370,11 @@ impl Volumes {
 
 /// Makes an emptyDir unless it is there: what its users did to it is theirs.
 fn empty_dir_at(path: &Path, empty_dir: &v1::EmptyDir, fs_group: Option<u32>) -> io::Result<()> {
-    let mode = EMPTY_DIR_MODE | fs_group.map_or(0, |_| GROUP_DIR_BITS);
+    let group_bits = fs_group.map_or(0, |_| GROUP_DIR_BITS);
+    let mode = EMPTY_DIR_MODE | group_bits;
     if empty_dir.memory {
         fs::create_dir_all(path)?;
+        let mode = MEMORY_DIR_MODE | group_bits;
         return mounts::volume_tmpfs(path, mode, fs_group, empty_dir.size_limit_bytes);
     }
     if path.is_dir() {

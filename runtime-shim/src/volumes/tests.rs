@@ -23,7 +23,11 @@ fn in_own_mounts<F: Future<Output = ()>>(test: impl FnOnce(PathBuf, Volumes) -> 
             let none: Option<&str> = None;
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
             let root = folder.path();
-            let volumes = Volumes::new(&root.join("state"), &root.join("data")).unwrap();
+            let access = HostAccess {
+                host_path: vec![root.join("allowed")],
+                ..HostAccess::default()
+            };
+            let volumes = Volumes::new(&root.join("state"), &root.join("data"), access).unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build();
@@ -77,11 +81,11 @@ fn a_pods_volumes_are_made_kept_and_removed() {
         let fields = HostFields::default();
         let paths = volumes.apply(UID, &all, Some(4242), &fields).await.unwrap();
 
-        for name in ["disk", "memory"] {
+        for (name, mode) in [("disk", 0o2777), ("memory", 0o3777)] {
             let metadata = fs::metadata(&paths[name]).unwrap();
             assert_eq!(
                 (metadata.mode() & 0o7777, metadata.gid()),
-                (0o2777, 4242),
+                (mode, 4242),
                 "{name}"
             );
             fs::write(paths[name].join("kept"), "x").unwrap();
@@ -211,7 +215,12 @@ fn a_restart_finds_the_secrets_where_they_were() {
         let fields = HostFields::default();
         let before = volumes.apply(UID, &all, None, &fields).await.unwrap();
         let inode = fs::metadata(before["secret"].join("token")).unwrap().ino();
-        let volumes = Volumes::new(&root.join("state"), &root.join("data")).unwrap();
+        let volumes = Volumes::new(
+            &root.join("state"),
+            &root.join("data"),
+            HostAccess::default(),
+        )
+        .unwrap();
         let after = volumes.apply(UID, &all, None, &fields).await.unwrap();
         assert_eq!(before, after);
         assert_eq!(
@@ -273,5 +282,70 @@ fn immutable_files_do_not_stop_removal() {
         }
         volumes.remove(UID).await.unwrap();
         assert!(!paths["disk"].exists());
+    });
+}
+
+#[test]
+fn host_paths_are_pinned_and_outlive_their_pods() {
+    in_own_mounts(|root, volumes| async move {
+        let allowed = root.join("allowed");
+        std::fs::create_dir_all(allowed.join("data/below")).unwrap();
+        let none: Option<&str> = None;
+        // A mount below is seen too, and is still there afterwards.
+        mount(
+            none,
+            &allowed.join("data/below"),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            none,
+        )
+        .unwrap();
+        std::fs::write(allowed.join("data/below/file"), "precious").unwrap();
+        let wish = |path: PathBuf| v1::Volume {
+            name: "host".to_owned(),
+            source: Some(Source::HostPath(v1::HostPath {
+                path: path.to_string_lossy().into_owned(),
+                r#type: v1::HostPathType::Directory as i32,
+            })),
+        };
+        let fields = HostFields::default();
+        let data = [wish(allowed.join("data"))];
+        let first = volumes.apply(UID, &data, None, &fields).await.unwrap();
+        // What was checked stays what is mounted, whoever moves it.
+        std::fs::rename(allowed.join("data"), allowed.join("moved")).unwrap();
+        std::os::unix::fs::symlink("/etc", allowed.join("data")).unwrap();
+        let pinned = &first["host"];
+        let text = std::fs::read_to_string(pinned.join("below/file")).unwrap();
+        assert_eq!(text, "precious");
+        let error = volumes.apply(UID, &data, None, &fields).await.unwrap_err();
+        assert!(error.to_string().contains("leads out of"), "{error}");
+        let outside = [wish(root.join("state"))];
+        let error = volumes
+            .apply(UID, &outside, None, &fields)
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("allow.host_path"), "{error}");
+
+        volumes.remove(UID).await.unwrap();
+        assert!(!pinned.exists());
+
+        // Around our own state, no pod's mounts are passed on to another.
+        let around = [wish(allowed.clone())];
+        let state = Volumes::new(
+            &allowed.join("state"),
+            &root.join("data"),
+            volumes.access.clone(),
+        );
+        let state = state.unwrap();
+        let memory = [empty_dir("memory", true, 0), around[0].clone()];
+        let paths = state.apply(UID, &memory, None, &fields).await.unwrap();
+        let below = paths["host"].join("state/secrets");
+        assert!(
+            below.is_dir()
+                && state.secrets.metadata().unwrap().dev() != below.metadata().unwrap().dev()
+        );
+        state.remove(UID).await.unwrap();
+        let text = std::fs::read_to_string(allowed.join("moved/below/file")).unwrap();
+        assert_eq!(text, "precious");
     });
 }

@@ -319,6 +319,7 @@ fn a_sandbox_is_confined_and_gets_its_files() {
                 path: "/single".into(),
                 sub_path: "dir/other".into(),
                 read_only: true,
+                ..Default::default()
             },
         ];
         container.env = vec![

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandman_protocol::access::HostAccess;
 use sandman_protocol::identity::is_dns1123_subdomain;
 use serde::Deserialize;
 
@@ -44,6 +45,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// DaemonSets, as `namespace/name`, whose pods run here.
     pub daemonset_allow: BTreeSet<String>,
+    /// What pods may reach of the hosts, as far as those agree.
+    pub allow: HostAccess,
     /// Where `/metrics` and `/healthz` are served without authentication, if
     /// anywhere.
     pub metrics_listen: Option<SocketAddr>,
@@ -150,6 +153,8 @@ struct File {
     cluster_domain: String,
     #[serde(default)]
     daemonset_allow: Vec<String>,
+    #[serde(default)]
+    allow: HostAccess,
     metrics_listen: Option<SocketAddr>,
 }
 
@@ -277,6 +282,9 @@ impl Config {
                 ));
             }
         }
+        file.allow
+            .check()
+            .map_err(|problem| invalid("allow", problem))?;
         Ok(Self {
             kubelet_api: file.kubelet_api.check()?,
             hosts: check_hosts(file.hosts)?,
@@ -294,6 +302,7 @@ impl Config {
             cluster_dns: file.cluster_dns,
             cluster_domain: file.cluster_domain,
             daemonset_allow: file.daemonset_allow.into_iter().collect(),
+            allow: file.allow,
             metrics_listen: file.metrics_listen,
         })
     }

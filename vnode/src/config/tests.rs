@@ -73,6 +73,16 @@ fn every_refusal_names_its_key() {
             "daemonset_allow",
         ),
         (
+            "state_dir = \"state\"",
+            "state_dir = \"s\"\nallow = { host_path = [\"srv\"] }",
+            "allow: host_path",
+        ),
+        (
+            "state_dir = \"state\"",
+            "state_dir = \"s\"\nallow = { host_paths = [] }",
+            "host_paths",
+        ),
+        (
             "listen = \"10.90.0.3:10250\"",
             "listen = \"10.90.0.3\"",
             "listen",

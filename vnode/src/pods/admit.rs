@@ -2,7 +2,10 @@
 //! and by name, because a pod that runs without something it asked for is worse
 //! than one that does not run. Fields that change nothing here are accepted.
 
+use std::path::Path;
+
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
+use sandman_protocol::access::HostAccess;
 
 use super::resources::is_sidecar;
 
@@ -35,21 +38,21 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// Checks a pod before it is placed.
+/// Checks a pod before it is placed. `allow` is what it may reach of its host.
 ///
 /// # Errors
 /// The first field that this node cannot honour.
-pub fn admit(pod: &Pod) -> Result<(), Rejection> {
+pub fn admit(pod: &Pod, allow: &HostAccess) -> Result<(), Rejection> {
     let Some(spec) = &pod.spec else {
         return Err(unsupported("spec", "is missing"));
     };
-    admit_pod_fields(spec)?;
+    admit_pod_fields(spec, allow)?;
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
-        admit_volume(&format!("spec.volumes[{index}]"), volume)?;
+        admit_volume(&format!("spec.volumes[{index}]"), volume, allow)?;
     }
     for (index, container) in spec.init_containers.iter().flatten().enumerate() {
         let path = format!("spec.initContainers[{index}]");
-        admit_container(&path, container)?;
+        admit_container(&path, container, spec, allow)?;
         if container.restart_policy.is_some() && !is_sidecar(container) {
             return Err(unsupported(
                 &format!("{path}.restartPolicy"),
@@ -59,7 +62,7 @@ pub fn admit(pod: &Pod) -> Result<(), Rejection> {
     }
     for (index, container) in spec.containers.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
-        admit_container(&path, container)?;
+        admit_container(&path, container, spec, allow)?;
         refuse_if(
             container.restart_policy.is_some(),
             &format!("{path}.restartPolicy"),
@@ -68,16 +71,20 @@ pub fn admit(pod: &Pod) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn admit_pod_fields(spec: &PodSpec) -> Result<(), Rejection> {
+fn admit_pod_fields(spec: &PodSpec, allow: &HostAccess) -> Result<(), Rejection> {
     if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
         return Err(Rejection {
             reason: "PodOSNotSupported",
             message: "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
         });
     }
-    refuse_if(spec.host_network == Some(true), "spec.hostNetwork")?;
-    refuse_if(spec.host_pid == Some(true), "spec.hostPID")?;
-    refuse_if(spec.host_ipc == Some(true), "spec.hostIPC")?;
+    for (wish, allowed, field) in [
+        (spec.host_network, allow.host_network, "spec.hostNetwork"),
+        (spec.host_pid, allow.host_pid, "spec.hostPID"),
+        (spec.host_ipc, allow.host_ipc, "spec.hostIPC"),
+    ] {
+        refuse_if(wish == Some(true) && !allowed, field)?;
+    }
     refuse_if(spec.host_users == Some(false), "spec.hostUsers")?;
     refuse_if(has_any(&spec.resource_claims), "spec.resourceClaims")?;
     refuse_if(
@@ -102,18 +109,30 @@ fn admit_pod_fields(spec: &PodSpec) -> Result<(), Rejection> {
         "spec.securityContext.appArmorProfile",
     )?;
     for sysctl in security.sysctls.iter().flatten() {
-        let name = sysctl.name.replace('/', ".");
-        if !SAFE_SYSCTLS.contains(&name.as_str()) {
-            return Err(Rejection {
-                reason: "SysctlForbidden",
-                message: format!("forbidden sysctl: {:?} not allowlisted", sysctl.name),
-            });
-        }
+        admit_sysctl(&sysctl.name.replace('/', "."), spec)?;
     }
     Ok(())
 }
 
-fn admit_volume(path: &str, volume: &Volume) -> Result<(), Rejection> {
+/// `validateSysctl` of `pkg/kubelet/sysctl/allowlist.go`.
+fn admit_sysctl(name: &str, spec: &PodSpec) -> Result<(), Rejection> {
+    let shared = if name.starts_with("net.") {
+        ("net", spec.host_network)
+    } else {
+        ("ipc", spec.host_ipc)
+    };
+    let why = match shared {
+        _ if !SAFE_SYSCTLS.contains(&name) => "not allowlisted".to_owned(),
+        (namespace, Some(true)) => format!("not allowed with host {namespace} enabled"),
+        _ => return Ok(()),
+    };
+    Err(Rejection {
+        reason: "SysctlForbidden",
+        message: format!("forbidden sysctl: {name:?} {why}"),
+    })
+}
+
+fn admit_volume(path: &str, volume: &Volume, allow: &HostAccess) -> Result<(), Rejection> {
     if let Some(projected) = &volume.projected {
         for (index, source) in projected.sources.iter().flatten().enumerate() {
             let source_path = format!("{path}.projected.sources[{index}]");
@@ -132,6 +151,22 @@ fn admit_volume(path: &str, volume: &Volume) -> Result<(), Rejection> {
         )?;
         return Ok(());
     }
+    if let Some(host_path) = volume
+        .host_path
+        .as_ref()
+        .filter(|_| !allow.host_path.is_empty())
+    {
+        return match allow.host_path_root(Path::new(&host_path.path)) {
+            Some(_) => Ok(()),
+            None => Err(unsupported(
+                &format!("{path}.hostPath.path"),
+                &format!(
+                    "{:?} is not in a folder that allow.host_path of this node's configuration names",
+                    host_path.path
+                ),
+            )),
+        };
+    }
     if volume.config_map.is_some() || volume.secret.is_some() || volume.downward_api.is_some() {
         return Ok(());
     }
@@ -149,7 +184,12 @@ fn admit_volume(path: &str, volume: &Volume) -> Result<(), Rejection> {
     ))
 }
 
-fn admit_container(path: &str, container: &Container) -> Result<(), Rejection> {
+fn admit_container(
+    path: &str,
+    container: &Container,
+    pod: &PodSpec,
+    allow: &HostAccess,
+) -> Result<(), Rejection> {
     let field = |name: &str| format!("{path}.{name}");
     refuse_if(
         container.image.as_deref().unwrap_or_default().is_empty(),
@@ -168,8 +208,9 @@ fn admit_container(path: &str, container: &Container) -> Result<(), Rejection> {
         &field("restartPolicyRules"),
     )?;
     for (index, port) in container.ports.iter().flatten().enumerate() {
+        // In the host's network every port is the host's; the API server fills it in.
         refuse_if(
-            port.host_port.unwrap_or(0) != 0,
+            port.host_port.unwrap_or(0) != 0 && pod.host_network != Some(true),
             &field(&format!("ports[{index}].hostPort")),
         )?;
     }
@@ -179,16 +220,6 @@ fn admit_container(path: &str, container: &Container) -> Result<(), Rejection> {
             .as_ref()
             .is_some_and(|from| from.file_key_ref.is_some());
         refuse_if(file, &field(&format!("env[{index}].valueFrom.fileKeyRef")))?;
-    }
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let propagation = mount.mount_propagation.as_deref().unwrap_or("None");
-        let name = field(&format!("volumeMounts[{index}].mountPropagation"));
-        refuse_if(propagation != "None", &name)?;
-        let recursive = mount.recursive_read_only.as_deref() == Some("Enabled");
-        refuse_if(
-            recursive,
-            &field(&format!("volumeMounts[{index}].recursiveReadOnly")),
-        )?;
     }
     if let Some(limits) = container.resources.as_ref().and_then(|r| r.limits.as_ref())
         && let Some(huge) = limits.keys().find(|name| name.starts_with("hugepages-"))
@@ -202,7 +233,7 @@ fn admit_container(path: &str, container: &Container) -> Result<(), Rejection> {
         return Ok(());
     };
     refuse_if(
-        security.privileged == Some(true),
+        security.privileged == Some(true) && !allow.privileged,
         &field("securityContext.privileged"),
     )?;
     let app_armor = security
@@ -327,12 +358,6 @@ mod tests {
                 "spec.containers[0].lifecycle",
             ),
             (
-                container(
-                    json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}]}),
-                ),
-                "spec.containers[0].volumeMounts[0].mountPropagation",
-            ),
-            (
                 container(json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}})),
                 "spec.containers[0].resources.limits.hugepages-2Mi",
             ),
@@ -341,7 +366,7 @@ mod tests {
                 "spec.containers[0].restartPolicy",
             ),
         ] {
-            let rejection = admit(&pod(spec)).unwrap_err();
+            let rejection = admit(&pod(spec), &HostAccess::default()).unwrap_err();
             assert_eq!(rejection.reason, UNSUPPORTED, "{field}");
             assert_eq!(
                 rejection.message,
@@ -363,7 +388,8 @@ mod tests {
                 "SupplementalGroupsPolicyNotSupported",
             ),
         ] {
-            assert_eq!(admit(&pod(spec)).unwrap_err().reason, reason);
+            let rejection = admit(&pod(spec), &HostAccess::default()).unwrap_err();
+            assert_eq!(rejection.reason, reason);
         }
     }
 
@@ -387,7 +413,49 @@ mod tests {
                 "volumeMounts": [{"name": "a", "mountPath": "/a", "subPathExpr": "$(X)", "mountPropagation": "None"}],
             }],
         });
-        assert_eq!(admit(&pod(spec)), Ok(()));
+        assert_eq!(admit(&pod(spec), &HostAccess::default()), Ok(()));
+    }
+
+    #[test]
+    fn host_access_is_the_administrators_to_grant() {
+        let allow = HostAccess {
+            host_network: true,
+            host_pid: true,
+            host_ipc: true,
+            privileged: true,
+            host_path: vec!["/srv".into()],
+        };
+        let spec = json!({
+            "hostNetwork": true, "hostPID": true, "hostIPC": true,
+            "volumes": [{"name": "v", "hostPath": {"path": "/srv/data"}}],
+            "containers": [{
+                "name": "c", "image": "i",
+                "ports": [{"containerPort": 80, "hostPort": 80}],
+                "securityContext": {"privileged": true},
+            }],
+        });
+        assert_eq!(admit(&pod(spec), &allow), Ok(()));
+        let outside = json!({"volumes": [{"name": "v", "hostPath": {"path": "/etc"}}]});
+        let message = admit(&pod(outside), &allow).unwrap_err().message;
+        assert!(
+            message.starts_with("spec.volumes[0].hostPath.path \"/etc\" is not in a folder"),
+            "{message}"
+        );
+        for (host, sysctl, text) in [
+            ("hostNetwork", "net.ipv4.tcp_syncookies", "net"),
+            ("hostIPC", "kernel.shm_rmid_forced", "ipc"),
+        ] {
+            let mut spec =
+                json!({"securityContext": {"sysctls": [{"name": sysctl, "value": "1"}]}});
+            assert_eq!(admit(&pod(spec.clone()), &allow), Ok(()));
+            spec[host] = json!(true);
+            let rejection = admit(&pod(spec), &allow).unwrap_err();
+            assert_eq!(rejection.reason, "SysctlForbidden");
+            assert_eq!(
+                rejection.message,
+                format!("forbidden sysctl: {sysctl:?} not allowed with host {text} enabled")
+            );
+        }
     }
 
     #[test]

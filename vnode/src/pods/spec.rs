@@ -72,7 +72,9 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
             .collect(),
         fqdn: names.fqdn,
         dns: Some(dns(config, pod, spec)),
-        network: v1::NetworkMode::Pod.into(),
+        network: network(spec).into(),
+        host_pid: spec.host_pid == Some(true),
+        host_ipc: spec.host_ipc == Some(true),
         share_process_namespace: spec.share_process_namespace == Some(true),
         sysctls: security
             .and_then(|s| s.sysctls.as_ref())
@@ -108,6 +110,14 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .as_ref()?
         .get(name)
         .map(String::as_str)
+}
+
+fn network(spec: &PodSpec) -> v1::NetworkMode {
+    if spec.host_network == Some(true) {
+        v1::NetworkMode::Host
+    } else {
+        v1::NetworkMode::Pod
+    }
 }
 
 fn restart_policy(spec: &PodSpec) -> v1::RestartPolicy {
@@ -165,11 +175,19 @@ fn names(config: &Config, pod: &Pod, spec: &PodSpec) -> Names {
 fn dns(config: &Config, pod: &Pod, spec: &PodSpec) -> v1::Dns {
     let mut dns = match spec.dns_policy.as_deref() {
         Some("None") => v1::Dns::default(),
-        // Without a cluster DNS there is only the host's.
-        policy if policy == Some("Default") || config.cluster_dns.is_empty() => v1::Dns {
-            from_host: true,
-            ..v1::Dns::default()
-        },
+        // Without a cluster DNS there is only the host's; nor does a pod in the host's network
+        // ask the cluster's, unless it says so.
+        policy
+            if policy == Some("Default")
+                || config.cluster_dns.is_empty()
+                || (spec.host_network == Some(true)
+                    && policy != Some("ClusterFirstWithHostNet")) =>
+        {
+            v1::Dns {
+                from_host: true,
+                ..v1::Dns::default()
+            }
+        }
         _ => {
             let domain = &config.cluster_domain;
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -269,7 +287,24 @@ fn mount(mount: &VolumeMount, env: &[v1::EnvVar]) -> v1::Mount {
         path: mount.mount_path.clone(),
         sub_path,
         read_only: mount.read_only == Some(true),
+        propagation: match mount.mount_propagation.as_deref() {
+            Some("HostToContainer") => v1::MountPropagation::HostToContainer,
+            Some("Bidirectional") => v1::MountPropagation::Bidirectional,
+            _ => v1::MountPropagation::Unspecified,
+        }
+        .into(),
+        recursive_read_only: recursive_read_only(mount),
     }
+}
+
+/// Whether the mounts below a read-only one are read-only too. Every kernel that hosts run on can
+/// do that, so "if possible" means that it is done.
+pub(super) fn recursive_read_only(mount: &VolumeMount) -> bool {
+    mount.read_only == Some(true)
+        && matches!(
+            mount.recursive_read_only.as_deref(),
+            Some("Enabled" | "IfPossible")
+        )
 }
 
 /// Expands `$(VAR)` as `k8s.io/kubernetes/third_party/forked/golang/expansion`
@@ -509,6 +544,11 @@ mod tests {
                 .unwrap()
                 .from_host
         );
+        let of_host = |policy: &str| {
+            let spec = json!({"hostNetwork": true, "dnsPolicy": policy});
+            build(spec).dns.unwrap().from_host
+        };
+        assert!(of_host("ClusterFirst") && !of_host("ClusterFirstWithHostNet"));
         let own = json!({
             "nameservers": ["10.96.0.10", "1.1.1.1"],
             "searches": ["example.com", "cluster.local"],
@@ -522,6 +562,24 @@ mod tests {
             .dns
             .unwrap();
         assert_eq!((none.servers.len(), none.searches.len()), (2, 2));
+    }
+
+    #[test]
+    fn access_to_the_host() {
+        let spec = build(json!({"hostNetwork": true, "hostPID": true, "hostIPC": true}));
+        assert_eq!(spec.network(), v1::NetworkMode::Host);
+        assert!(spec.host_pid && spec.host_ipc);
+        let spec = build(
+            json!({"containers": [{"name": "c", "image": "i", "volumeMounts": [
+                {"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"},
+                {"name": "v", "mountPath": "/b", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+                {"name": "v", "mountPath": "/c", "readOnly": true, "recursiveReadOnly": "Disabled"},
+            ]}]}),
+        );
+        let mounts = &spec.containers[0].mounts;
+        assert_eq!(mounts[0].propagation(), v1::MountPropagation::Bidirectional);
+        let recursive: Vec<_> = mounts.iter().map(|m| m.recursive_read_only).collect();
+        assert_eq!(recursive, [false, true, false]);
     }
 
     #[test]

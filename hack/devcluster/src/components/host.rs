@@ -6,6 +6,14 @@ use super::{Component, Plan, Probe, REGISTRY_PORT, toml_path, toml_string};
 use crate::components::registry::PRIVATE_PORT;
 use crate::net::{Member, endpoint};
 
+/// What pods may reach of the hosts: all of it that tests ask for, and no folder besides.
+pub(super) const HOST_ACCESS: &str = r#"[allow]
+host_network = true
+host_pid = true
+host_ipc = true
+privileged = true
+host_path = ["/tmp", "/etc/hosts"]
+"#;
 /// Port of the host API.
 pub(super) const HOST_API_PORT: u16 = 7443;
 /// Metrics of runtime-shim, on loopback of the host's namespace.
@@ -107,6 +115,7 @@ cgroup_parent = {cgroup}
 metrics_listen = "127.0.0.1:{METRICS_PORT}"
 default_runtime = "sandman"
 
+{HOST_ACCESS}
 [capacity]
 memory_bytes = {memory}
 pods = {PODS}

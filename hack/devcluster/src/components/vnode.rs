@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sandman_certs::User;
 
-use super::host::HOST_API_PORT;
+use super::host::{HOST_ACCESS, HOST_API_PORT};
 use super::kubelet::PEER_NODE;
 use super::{Component, Plan, path_flag, toml_path, toml_string};
 use crate::net::{Member, endpoint};
@@ -68,6 +68,7 @@ fleet_tls = {tls}
 state_dir = {state}
 metrics_listen = "127.0.0.1:{METRICS_PORT}"
 
+{HOST_ACCESS}
 [kubelet_api]
 listen = "{api}"
 address = "{ip}"

@@ -3,6 +3,8 @@
 
 mod collect;
 mod destroy;
+mod devices;
+mod propagation;
 mod setup;
 mod start;
 
@@ -13,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 
 pub use self::collect::{Last, collect};
@@ -75,6 +78,8 @@ pub struct Host {
     pub seccomp_dir: Option<PathBuf>,
     /// Address of this host.
     pub host_ip: IpAddr,
+    /// What pods may reach of this host.
+    pub access: HostAccess,
 }
 
 /// What came of a job.

@@ -12,7 +12,7 @@ use crate::sandbox::facts::VolumePaths;
 use crate::sandbox::identity::Kind;
 use crate::sandbox::live::Waiting;
 use crate::sandbox::plan::members;
-use crate::volumes::{EtcFiles, HostFields};
+use crate::volumes::{EtcFiles, HostFields, VolumeError};
 
 /// Size of a pod's shared memory, as the CRI gives it.
 const SHM_BYTES: u64 = 64 * 1024 * 1024;
@@ -29,6 +29,14 @@ pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNe
         .setup(&spec.uid, spec.network(), &spec.hostname)
         .await;
     host.metrics.phase(Phase::Network, begin.elapsed());
+    let made = made.map(|network| PodNetwork {
+        ip: if spec.network() == v1::NetworkMode::Host {
+            Some(host.host_ip)
+        } else {
+            network.ip
+        },
+        ..network
+    });
     made.map_err(|error| {
         let message = format!("Failed to create pod sandbox: {error}");
         host.event(
@@ -70,7 +78,7 @@ async fn try_apply_volumes(
     host: &Host,
     spec: &v1::SandboxSpec,
     network: &PodNetwork,
-) -> Result<VolumePaths, crate::volumes::VolumeError> {
+) -> Result<VolumePaths, VolumeError> {
     let fields = HostFields {
         pod_ip: network.ip,
         host_ip: Some(host.host_ip),
@@ -91,7 +99,8 @@ async fn try_apply_volumes(
         .apply(&spec.uid, &wanted, spec.fs_group, &fields)
         .await?;
     let etc = EtcFiles {
-        hostname: spec.hostname.clone(),
+        hostname: host_name(spec)?,
+        host_network: spec.network() == v1::NetworkMode::Host,
         fqdn: spec.fqdn.clone(),
         pod_ip: network.ip,
         aliases: spec.host_aliases.clone(),
@@ -109,7 +118,19 @@ async fn try_apply_volumes(
 /// Containers of a pod share their IPC namespace, and so its shared memory. A lone container
 /// needs no mount on the host for that.
 fn shares_memory(spec: &v1::SandboxSpec) -> bool {
-    members(spec).count() > 1
+    members(spec).count() > 1 && !spec.host_ipc
+}
+
+/// The name that the sandbox's processes see: in the host's network it is the host's.
+pub(super) fn host_name(spec: &v1::SandboxSpec) -> Result<String, VolumeError> {
+    if spec.network() != v1::NetworkMode::Host {
+        return Ok(spec.hostname.clone());
+    }
+    let name = nix::unistd::gethostname().map_err(|errno| VolumeError::Io {
+        what: "host name".to_owned(),
+        source: errno.into(),
+    })?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 struct Observer<'a> {

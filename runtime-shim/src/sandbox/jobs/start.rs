@@ -9,6 +9,9 @@ use nix::unistd::mkfifo;
 use oci_spec::runtime::{LinuxNamespaceType, LinuxSeccomp, Spec};
 use sandman_protocol::v1;
 
+use super::devices::host_devices;
+use super::propagation::check as check_propagation;
+use super::setup::host_name;
 use super::{About, Host, SHM_VOLUME, destroy, log_id};
 use crate::images::Image;
 use crate::logs::ContainerLog;
@@ -276,6 +279,7 @@ async fn oci_spec(
         paths,
         ..
     } = request;
+    let privileged = container.security.as_ref().is_some_and(|s| s.privileged);
     let mut binds = Vec::with_capacity(container.mounts.len());
     for (index, mount) in container.mounts.iter().enumerate() {
         let volume = paths
@@ -295,11 +299,30 @@ async fn oci_spec(
                 )
                 .await?
         };
-        let destination = PathBuf::from(&mount.path);
+        let (source, propagation) = match mount.propagation() {
+            // Only the host's own mount passes on to the host what the container mounts; a
+            // container that may do that could not be kept inside by a pin anyway.
+            v1::MountPropagation::Bidirectional if mount.sub_path.is_empty() && privileged => (
+                host_path(&request.spec, &mount.volume).unwrap_or(source),
+                v1::MountPropagation::Bidirectional,
+            ),
+            v1::MountPropagation::Bidirectional => (source, v1::MountPropagation::HostToContainer),
+            propagation => (source, propagation),
+        };
+        if propagation != v1::MountPropagation::Unspecified {
+            let mounts =
+                std::fs::read_to_string("/proc/self/mountinfo").map_err(|source| Trouble::Io {
+                    what: "reading the host's mounts",
+                    source,
+                })?;
+            check_propagation(&mounts, &source, propagation).map_err(SpecError::Config)?;
+        }
         binds.push(Bind {
             source,
-            destination,
+            destination: PathBuf::from(&mount.path),
             read_only: mount.read_only || !is_writable(&request.spec, &mount.volume),
+            recursive_read_only: mount.recursive_read_only,
+            propagation,
         });
     }
     let termination = host
@@ -316,9 +339,19 @@ async fn oci_spec(
         hostname: paths.hostname.clone(),
         resolv_conf: paths.resolv_conf.clone(),
     };
+    let hostname = host_name(&request.spec)?;
     let prepared = Prepared {
         container_id: id,
         accounts,
+        hostname: &hostname,
+        devices: if privileged {
+            host_devices(Path::new("/dev")).map_err(|source| Trouble::Io {
+                what: "listing the host's devices",
+                source,
+            })?
+        } else {
+            vec![]
+        },
         namespaces: &namespaces,
         values: HostValues {
             pod_ip: network.ip,
@@ -326,9 +359,14 @@ async fn oci_spec(
         },
         volumes: &binds,
         etc: &etc,
-        shm: paths.volumes.get(SHM_VOLUME).map(PathBuf::as_path),
+        shm: if request.spec.host_ipc {
+            Some(Path::new("/dev/shm"))
+        } else {
+            paths.volumes.get(SHM_VOLUME).map(PathBuf::as_path)
+        },
         termination_file: Some(&termination),
-        agent: (!container.without_agent).then_some(host.agent.as_path()),
+        // Nothing is PID 1 among the host's processes but the host's own init.
+        agent: (!container.without_agent && !request.spec.host_pid).then_some(host.agent.as_path()),
         localhost_profile: localhost_profile(host, container)?,
     };
     Ok(spec::build(
@@ -344,9 +382,23 @@ async fn oci_spec(
 /// the pod says (the kubelet's `mustMountRO`): its files are replaced behind their backs, and on
 /// this host by a service that runs as root.
 fn is_writable(spec: &v1::SandboxSpec, volume: &str) -> bool {
+    use v1::volume::Source;
     spec.volumes.iter().any(|known| {
-        known.name == volume && matches!(known.source, Some(v1::volume::Source::EmptyDir(_)))
+        known.name == volume
+            && matches!(
+                known.source,
+                Some(Source::EmptyDir(_) | Source::HostPath(_))
+            )
     })
+}
+
+/// The host's own path that a volume stands for.
+fn host_path(spec: &v1::SandboxSpec, volume: &str) -> Option<PathBuf> {
+    let volume = spec.volumes.iter().find(|known| known.name == volume)?;
+    match &volume.source {
+        Some(v1::volume::Source::HostPath(wish)) => Some(PathBuf::from(&wish.path)),
+        _ => None,
+    }
 }
 
 /// The host's own seccomp profile that the container names.

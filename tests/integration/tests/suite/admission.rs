@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    Event, PersistentVolumeClaimVolumeSource, Pod, ResourceRequirements, Toleration, Volume,
+    Event, HostPathVolumeSource, PersistentVolumeClaimVolumeSource, Pod, ResourceRequirements,
+    Toleration, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{ListParams, PostParams};
@@ -62,21 +63,17 @@ fn a_volume_claim_is_refused_by_name() {
 }
 
 #[test]
-fn host_access_is_refused_by_field() {
+fn a_path_of_the_host_that_nobody_allowed_is_refused() {
     Scope::run(|scope| async move {
-        let network = PodBuilder::sleeper(&scope.cluster, "network")
-            .spec(|spec| spec.host_network = Some(true));
-        rejected(&scope, network, "spec.hostNetwork").await?;
-        let pid =
-            PodBuilder::sleeper(&scope.cluster, "pid").spec(|spec| spec.host_pid = Some(true));
-        rejected(&scope, pid, "spec.hostPID").await?;
-        let privileged = PodBuilder::sleeper(&scope.cluster, "privileged").spec(|spec| {
-            spec.containers[0]
-                .security_context
-                .get_or_insert_default()
-                .privileged = Some(true);
+        let builder = PodBuilder::sleeper(&scope.cluster, "shadow").volume(Volume {
+            name: "etc".to_owned(),
+            host_path: Some(HostPathVolumeSource {
+                path: "/etc".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
         });
-        rejected(&scope, privileged, "securityContext.privileged").await
+        rejected(&scope, builder, "spec.volumes[0].hostPath.path \"/etc\"").await
     });
 }
 

@@ -5,6 +5,7 @@ mod copy;
 mod deletion;
 mod exec;
 mod exec_streams;
+mod host_access;
 mod images;
 mod init_containers;
 mod kubelet_api;

@@ -27,6 +27,11 @@ pub(super) fn fill(pod: &Pod, volume: &Volume, sources: &Sources) -> Result<v1::
                 .and_then(quantity::units)
                 .unwrap_or(0),
         })
+    } else if let Some(host_path) = &volume.host_path {
+        Source::HostPath(v1::HostPath {
+            path: host_path.path.clone(),
+            r#type: host_path_type(host_path.type_.as_deref().unwrap_or_default()).into(),
+        })
     } else {
         Source::Files(files(pod, volume, sources)?)
     };
@@ -34,6 +39,20 @@ pub(super) fn fill(pod: &Pod, volume: &Volume, sources: &Sources) -> Result<v1::
         name: volume.name.clone(),
         source: Some(source),
     })
+}
+
+fn host_path_type(name: &str) -> v1::HostPathType {
+    use v1::HostPathType as Type;
+    match name {
+        "DirectoryOrCreate" => Type::DirectoryOrCreate,
+        "Directory" => Type::Directory,
+        "FileOrCreate" => Type::FileOrCreate,
+        "File" => Type::File,
+        "Socket" => Type::Socket,
+        "CharDevice" => Type::CharDevice,
+        "BlockDevice" => Type::BlockDevice,
+        _ => Type::Unspecified,
+    }
 }
 
 fn files(pod: &Pod, volume: &Volume, sources: &Sources) -> Result<v1::Files, Problem> {

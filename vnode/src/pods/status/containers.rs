@@ -16,6 +16,7 @@ use sandman_protocol::v1::container_report::State;
 
 use super::Observation;
 use crate::pods::resources::is_sidecar;
+use crate::pods::spec::recursive_read_only;
 
 /// Termination messages of all containers of a pod together, in bytes
 /// (`MaxPodTerminationMessageLogLength`).
@@ -264,7 +265,10 @@ fn mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
         name: mount.name.clone(),
         mount_path: mount.mount_path.clone(),
         read_only: mount.read_only.filter(|read_only| *read_only),
-        recursive_read_only: (mount.read_only == Some(true)).then(|| "Disabled".to_owned()),
+        recursive_read_only: (mount.read_only == Some(true)).then(|| {
+            let recursive = recursive_read_only(mount);
+            if recursive { "Enabled" } else { "Disabled" }.to_owned()
+        }),
         ..VolumeMountStatus::default()
     });
     Some(status.collect())

@@ -76,7 +76,12 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
         new.host_ip = Some(ip.to_owned());
         new.host_ips = Some(vec![HostIP { ip: ip.to_owned() }]);
     }
-    if let Some(ip) = seen.pod_ip {
+    let pod_ip = if spec.host_network == Some(true) {
+        seen.host_ip
+    } else {
+        seen.pod_ip
+    };
+    if let Some(ip) = pod_ip {
         new.pod_ip = Some(ip.to_owned());
         new.pod_ips = Some(vec![PodIP { ip: ip.to_owned() }]);
     }

@@ -25,7 +25,7 @@ impl PodController {
         work: &mut Work,
         pod: &Pod,
     ) -> Result<Option<HostName>, SyncError> {
-        if let Err(rejection) = admit::admit(pod) {
+        if let Err(rejection) = admit::admit(pod, &self.config.allow) {
             self.reject(entry, work, pod, &rejection).await?;
             return Ok(None);
         }
