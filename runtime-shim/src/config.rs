@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use sandman_protocol::access::HostAccess;
 use serde::Deserialize;
 
+use crate::eviction::Thresholds;
 use crate::images::RegistryConfig;
 use crate::network::Ipv4Cidr;
 
@@ -65,6 +66,9 @@ pub struct Config {
     /// Replaces what the machine offers.
     #[serde(default)]
     pub capacity: Capacity,
+    /// When the host is short of something and evicts pods.
+    #[serde(default)]
+    pub eviction: Thresholds,
     /// Kept back from pods for the host itself.
     #[serde(default)]
     pub reserved: Reserved,
@@ -226,6 +230,9 @@ impl Config {
         self.allow
             .check()
             .map_err(|reason| value("allow", reason))?;
+        self.eviction
+            .check()
+            .map_err(|reason| value("eviction", reason))?;
         if self.pod_cidr.prefix() > 30 {
             return Err(value("pod_cidr", "has no room for pods; use /30 or larger"));
         }
@@ -342,6 +349,11 @@ mod tests {
                 "default_runtime = \"sandman\"",
                 "default_runtime = \"sandman\"\nallow = { host_path = [\"a\"] }",
                 "allow: host_path",
+            ),
+            (
+                "default_runtime = \"sandman\"",
+                "default_runtime = \"sandman\"\neviction = { disk_available_percent = 200 }",
+                "eviction: disk_available_percent",
             ),
             (
                 "plain_http = true",

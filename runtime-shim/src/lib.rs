@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod config;
+pub mod eviction;
 pub mod host_api;
 pub mod images;
 pub mod logs;

@@ -62,6 +62,7 @@ pub struct Metrics {
     execs: Family<ResultLabel, Counter>,
     sandboxes: Family<StateLabel, Gauge>,
     runtime_errors: Counter,
+    evictions: Counter,
     open_execs: Gauge,
     waiting: Gauge<f64, AtomicU64>,
 }
@@ -79,6 +80,11 @@ fn seconds() -> Histogram {
 }
 
 impl Metrics {
+    /// Counts a pod that was evicted.
+    pub fn evicted(&self) {
+        self.evictions.inc();
+    }
+
     /// Empty metrics.
     #[must_use]
     pub fn new() -> Self {
@@ -100,6 +106,12 @@ impl Metrics {
             "Calls to the container runtime that failed",
             runtime_errors.clone(),
         );
+        let evictions = Counter::default();
+        registry.register(
+            "evictions",
+            "Pods that were ended for the host's sake or for their storage limits",
+            evictions.clone(),
+        );
         let open_execs = Gauge::default();
         registry.register("open_execs", "Execs that run now", open_execs.clone());
         let waiting = Gauge::default();
@@ -114,6 +126,7 @@ impl Metrics {
             execs,
             sandboxes,
             runtime_errors,
+            evictions,
             open_execs,
             waiting,
         }

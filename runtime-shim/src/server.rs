@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::Config;
+use crate::eviction::Monitor;
 use crate::host_api::{HostService, InventorySource, Machine, Term, end_stale};
 use crate::images::{Images, ImagesConfig};
 use crate::logs::{LogLimits, LogStore};
@@ -65,7 +66,10 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
 
     let sandboxes = Sandboxes::start(host.clone(), allocatable).await?;
     end_stale(&host);
-    let inventory = InventorySource::new(host, &config, measured);
+    let (monitor, pressure) =
+        Monitor::new(sandboxes.clone(), config.eviction, config.data_dir.clone());
+    tokio::spawn(monitor.run(shutdown.clone()));
+    let inventory = InventorySource::new(host, &config, measured, pressure);
     let service = HostServer::new(HostService::new(
         sandboxes,
         inventory,

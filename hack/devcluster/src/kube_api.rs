@@ -165,6 +165,20 @@ pub(crate) fn is_ready(node: &Node) -> bool {
     })
 }
 
+/// The node's conditions that keep pods away, as `Name (message)`.
+pub(crate) fn pressures(node: &Node) -> Vec<String> {
+    let conditions = node.status.as_ref().and_then(|s| s.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .filter(|c| c.type_.ends_with("Pressure") && c.status == "True")
+        .map(|c| {
+            let message = c.message.as_deref().unwrap_or_default();
+            format!("{} ({message})", c.type_)
+        })
+        .collect()
+}
+
 async fn wait<K>(
     api: Api<K>,
     name: &str,

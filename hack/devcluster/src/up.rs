@@ -189,6 +189,7 @@ impl Up<'_> {
         self.issue_approver_token().await?;
         changed += self.start(&after_api).await?;
         self.wait_node().await?;
+        self.check_pressures().await?;
         // Last: a cluster whose node does not come up says so before minutes of packing.
         artifacts::images::ensure(self.plan.layout, self.plan.settings, self.progress)?;
         Ok(changed)
@@ -238,6 +239,20 @@ impl Up<'_> {
             done = ready => done.map_err(|error| self.supervisor.failed("vnode", &error.to_string())),
             name = self.first_death() => Err(self.supervisor.failed(&name, "ended")),
         }
+    }
+
+    /// A node under pressure takes no pods: better said now than found out pod by pod.
+    async fn check_pressures(&self) -> anyhow::Result<()> {
+        let nodes: Api<Node> = Api::all(self.context.client.clone());
+        let pressures = kube_api::pressures(&nodes.get(NODE).await?);
+        if !pressures.is_empty() {
+            bail!(
+                "node {NODE} takes no pods: {}; free some, `hack/dev logs runtime-shim-0` says \
+                 what there is too little of",
+                pressures.join(", ")
+            );
+        }
+        Ok(())
     }
 
     async fn first_death(&self) -> String {

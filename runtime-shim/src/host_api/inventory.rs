@@ -1,6 +1,5 @@
 //! What this host is, has and can do.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sys::statvfs::statvfs;
@@ -8,15 +7,12 @@ use sandman_protocol::v1;
 use tracing::warn;
 
 use crate::config::Config;
+use crate::eviction::Pressure;
 use crate::sandbox::Host;
 use crate::sandbox::validate::SCHEMA;
 
 /// Pods of a host whose configuration names no number: what addresses allow, within reason.
 const DEFAULT_PODS: u64 = 10_000;
-/// Memory below which a host is short of it (the kubelet's hard eviction threshold).
-const MEMORY_PRESSURE: u64 = 100 * 1024 * 1024;
-/// Part of the data file system that must stay free, in percent.
-const DISK_PRESSURE: u64 = 10;
 /// Images listed, largest first; a node's status takes no more either.
 const MAX_IMAGES: usize = 50;
 
@@ -77,23 +73,28 @@ pub struct InventorySource {
     host: Arc<Host>,
     host_name: String,
     pod_cidr: String,
-    data_dir: PathBuf,
     handlers: Vec<String>,
     machine: Machine,
+    pressure: Pressure,
 }
 
 impl InventorySource {
     /// For one host.
     #[must_use]
-    pub fn new(host: Arc<Host>, config: &Config, machine: Machine) -> Self {
+    pub fn new(host: Arc<Host>, config: &Config, machine: Machine, pressure: Pressure) -> Self {
         Self {
             host,
             host_name: config.host_name.clone(),
             pod_cidr: config.pod_cidr.to_string(),
-            data_dir: config.data_dir.clone(),
             handlers: config.runtimes.keys().cloned().collect(),
             machine,
+            pressure,
         }
+    }
+
+    /// The conditions as they change.
+    pub(super) fn pressure(&self) -> Pressure {
+        self.pressure.clone()
     }
 
     /// The inventory at this moment.
@@ -129,60 +130,9 @@ impl InventorySource {
             images,
             runtime_handlers: self.handlers.clone(),
             term,
-            conditions: vec![self.memory_pressure(), self.disk_pressure(), pid_pressure()],
+            conditions: self.pressure.conditions(),
         }
     }
-
-    fn memory_pressure(&self) -> v1::HostCondition {
-        let available = meminfo("MemAvailable").unwrap_or(u64::MAX);
-        condition(
-            v1::host_condition::Kind::MemoryPressure,
-            available < MEMORY_PRESSURE,
-            || format!("{available} bytes of memory are available"),
-        )
-    }
-
-    fn disk_pressure(&self) -> v1::HostCondition {
-        let free = free_percent(&self.data_dir);
-        condition(
-            v1::host_condition::Kind::DiskPressure,
-            free < DISK_PRESSURE,
-            || format!("{free} % of the data file system are free"),
-        )
-    }
-}
-
-fn condition(
-    kind: v1::host_condition::Kind,
-    active: bool,
-    message: impl FnOnce() -> String,
-) -> v1::HostCondition {
-    // Only an active condition has a message: figures that change would look like news.
-    let message = if active { message() } else { String::new() };
-    v1::HostCondition {
-        kind: kind as i32,
-        active,
-        message,
-    }
-}
-
-fn pid_pressure() -> v1::HostCondition {
-    let number = |path: &str| read_line(path).parse::<u64>().ok();
-    let threads = read_line("/proc/loadavg")
-        .split_whitespace()
-        .nth(3)
-        .and_then(|field| field.split_once('/'))
-        .and_then(|(_, total)| total.parse::<u64>().ok());
-    let limit = number("/proc/sys/kernel/pid_max")
-        .into_iter()
-        .chain(number("/proc/sys/kernel/threads-max"))
-        .min();
-    let (threads, limit) = (threads.unwrap_or(0), limit.unwrap_or(u64::MAX));
-    condition(
-        v1::host_condition::Kind::PidPressure,
-        threads > limit / 10 * 9,
-        || format!("{threads} of {limit} threads exist"),
-    )
 }
 
 /// Processor architecture as OCI and Go name it.
@@ -192,12 +142,6 @@ fn architecture() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
-}
-
-fn free_percent(path: &Path) -> u64 {
-    statvfs(path)
-        .map(|fs| fs.blocks_available().saturating_mul(100) / fs.blocks().max(1))
-        .unwrap_or(100)
 }
 
 fn memory_total() -> std::io::Result<u64> {
@@ -237,10 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quiet_conditions_say_nothing() {
-        let quiet = condition(v1::host_condition::Kind::DiskPressure, false, || "x".into());
-        assert_eq!((quiet.active, quiet.message.as_str()), (false, ""));
-        assert!(!pid_pressure().active);
+    fn this_machine_has_memory() {
         assert!(meminfo("MemTotal").unwrap() > 1 << 20);
         assert_eq!(meminfo("NoSuchKey"), None);
     }

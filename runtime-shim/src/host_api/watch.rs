@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use sandman_protocol::v1;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use v1::watch_response::Item;
 
 use super::inventory::InventorySource;
 use super::term::Term;
+use crate::eviction::Pressure;
 use crate::sandbox::board::{Board, Reader};
 
-/// How often the inventory is compared with the one sent last. Images and conditions have no
-/// event to wait for.
+/// How often the inventory is compared with the one sent last. Images have no event to wait for.
 const INVENTORY_INTERVAL: Duration = Duration::from_secs(10);
 
 type Sender = mpsc::Sender<Result<v1::WatchResponse, Status>>;
@@ -54,6 +54,7 @@ async fn stream(board: Arc<Board>, inventory: InventorySource, term: u64, sender
         return;
     }
     let mut sent = v1::Inventory::default();
+    let mut pressure = inventory.pressure();
     let mut tick = interval(INVENTORY_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -66,7 +67,7 @@ async fn stream(board: Arc<Board>, inventory: InventorySource, term: u64, sender
                     return;
                 }
             }
-            _ = tick.tick() => {
+            () = news(&mut tick, &mut pressure) => {
                 let now = inventory.inventory(term).await;
                 if now != sent {
                     sent.clone_from(&now);
@@ -76,6 +77,14 @@ async fn stream(board: Arc<Board>, inventory: InventorySource, term: u64, sender
                 }
             }
         }
+    }
+}
+
+/// The moment of the next look, or an earlier one at which the host falls ill or is well again.
+async fn news(tick: &mut Interval, pressure: &mut Pressure) {
+    tokio::select! {
+        _ = tick.tick() => {}
+        () = pressure.changed() => {}
     }
 }
 

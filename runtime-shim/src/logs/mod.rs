@@ -21,6 +21,7 @@ mod write;
 
 use self::files::Files;
 use self::query::Query;
+use crate::eviction::{Disk, measure};
 
 /// What the kubelet takes of a log as termination message.
 const MESSAGE_LINES: u64 = 80;
@@ -147,6 +148,17 @@ impl LogStore {
     pub async fn remove_older(&self, id: &LogId) -> io::Result<()> {
         let (files, oldest) = (self.files(id)?, id.attempt.saturating_sub(1));
         blocking(move || files.remove_attempts_before(oldest)).await
+    }
+
+    /// Disk that the logs of a container take.
+    ///
+    /// # Errors
+    /// The folder is unreadable.
+    pub(crate) async fn usage(&self, uid: &str, container: &str) -> io::Result<Disk> {
+        files::check_name(uid)?;
+        files::check_name(container)?;
+        let folder = self.inner.root.join(uid).join(container);
+        blocking(move || measure::tree(&folder)).await
     }
 
     /// Removes all logs of a pod; succeeds if there are none.

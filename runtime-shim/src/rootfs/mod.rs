@@ -6,9 +6,12 @@ mod accounts;
 mod snapshot;
 mod view;
 
+use std::path::PathBuf;
+
 use async_trait::async_trait;
 
 pub use self::snapshot::Snapshots;
+use crate::eviction::Disk;
 use crate::runtime::{RootMount, RuntimeError};
 use crate::spec::Accounts;
 
@@ -21,6 +24,12 @@ pub trait RootFs: Send + Sync + 'static {
 
     /// Removes a root. A missing one is no error.
     async fn remove(&self, key: &str) -> Result<(), RuntimeError>;
+
+    /// Disk that a root takes beside its image. A missing one takes nothing.
+    async fn usage(&self, key: &str) -> Result<Disk, RuntimeError>;
+
+    /// The folder that holds all roots, once it is known.
+    async fn folder(&self) -> Option<PathBuf>;
 
     /// The image's account files, read from a root that no container has used yet.
     async fn accounts(&self, chain_id: &str, root: &[RootMount]) -> Result<Accounts, RuntimeError>;

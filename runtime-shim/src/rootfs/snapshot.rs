@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use containerd_client::services::v1::PluginsRequest;
+use containerd_client::services::v1::introspection_client::IntrospectionClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{
-    PrepareSnapshotRequest, PrepareSnapshotResponse, RemoveSnapshotRequest,
+    PrepareSnapshotRequest, PrepareSnapshotResponse, RemoveSnapshotRequest, UsageRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::accounts::AccountCache;
 use super::{RootFs, view};
+use crate::eviction::Disk;
 use crate::runtime::{NAMESPACE, RootMount, RuntimeError};
 use crate::spec::Accounts;
 
@@ -109,6 +112,40 @@ impl RootFs for Snapshots {
             Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status.into()),
         }
+    }
+
+    async fn usage(&self, key: &str) -> Result<Disk, RuntimeError> {
+        let call = UsageRequest {
+            snapshotter: self.snapshotter.clone(),
+            key: key.to_owned(),
+        };
+        match self.client().usage(Self::request(call)?).await {
+            Ok(answer) => {
+                let answer = answer.into_inner();
+                Ok(Disk {
+                    bytes: u64::try_from(answer.size).unwrap_or(0),
+                    inodes: u64::try_from(answer.inodes).unwrap_or(0),
+                })
+            }
+            Err(status) if status.code() == Code::NotFound => Ok(Disk::default()),
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    async fn folder(&self) -> Option<PathBuf> {
+        let filter = format!(
+            "type==io.containerd.snapshotter.v1,id=={}",
+            self.snapshotter
+        );
+        let call = PluginsRequest {
+            filters: vec![filter],
+        };
+        let plugins = IntrospectionClient::new(self.channel.clone())
+            .plugins(Self::request(call).ok()?)
+            .await
+            .ok()?;
+        let plugin = plugins.into_inner().plugins.into_iter().next()?;
+        plugin.exports.get("root").map(PathBuf::from)
     }
 
     async fn accounts(&self, chain_id: &str, root: &[RootMount]) -> Result<Accounts, RuntimeError> {

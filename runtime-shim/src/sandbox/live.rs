@@ -56,6 +56,8 @@ pub struct Live {
     pub contents_known: bool,
     /// The removal of what is left.
     pub teardown: Step,
+    /// The removal of what an ended sandbox no longer needs.
+    pub release: Step,
     /// By container name.
     pub containers: BTreeMap<String, LiveContainer>,
 }

@@ -316,6 +316,22 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// What all sandboxes should be that are not being removed.
+    #[must_use]
+    pub fn specs(&self) -> Vec<v1::SandboxSpec> {
+        let entries = self.lock();
+        let wanted = entries.values().filter(|entry| !entry.removing);
+        wanted.map(|entry| entry.spec.clone()).collect()
+    }
+
+    /// Ends a sandbox for the sake of the others. One that has ended already stays as it is.
+    pub fn evict(&self, uid: &str, message: &str) {
+        if let Some(entry) = self.lock().get(uid) {
+            let message = message.to_owned();
+            entry.shared.send(|inbox| inbox.eviction = Some(message));
+        }
+    }
+
     /// A sandbox as of its last step.
     #[must_use]
     pub fn view(&self, uid: &str) -> Option<Arc<View>> {

@@ -48,6 +48,8 @@ pub enum Action {
         /// For people.
         message: &'static str,
     },
+    /// Remove what a sandbox that the host ended no longer needs: all but its logs.
+    Release,
     /// Remove all that is left.
     TearDown,
 }
@@ -394,8 +396,16 @@ impl Planner<'_> {
         }
         let idle = running.is_empty() && !starting;
         let busy = self.live.network.is_busy() || self.live.volumes.is_busy();
-        if idle && !busy && self.facts.removal.is_some() && self.ready(&self.live.teardown) {
-            self.act(Action::TearDown);
+        if !idle || busy || self.live.release.is_busy() {
+            return;
+        }
+        if self.facts.removal.is_some() {
+            if self.ready(&self.live.teardown) {
+                self.act(Action::TearDown);
+            }
+        } else if self.facts.volumes.is_some() && self.ready(&self.live.release) {
+            // Whoever is evicted for its storage must give it back, long before it is deleted.
+            self.act(Action::Release);
         }
     }
 

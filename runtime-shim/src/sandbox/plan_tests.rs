@@ -308,8 +308,40 @@ fn the_active_deadline_ends_a_sandbox() {
     });
     assert_eq!(plan(&spec, &facts, &live, at(61)).actions, [ask("a")]);
     end(&mut facts, "a", 143, 62);
-    // Over, but nobody asked for its removal.
-    assert_eq!(plan(&spec, &facts, &live, at(63)), Plan::default());
+    // Over, but nobody asked for its removal: only its room is given back.
+    assert_eq!(
+        plan(&spec, &facts, &live, at(63)).actions,
+        [Action::Release]
+    );
+}
+
+#[test]
+fn what_the_host_ended_gives_its_room_back() {
+    let spec = spec(&["a"]);
+    let (mut facts, mut live) = ready();
+    run(&mut facts, "a");
+    facts.ended = Some(Ended {
+        reason: "Evicted".into(),
+        message: String::new(),
+        deadline: at(2),
+    });
+    assert_eq!(plan(&spec, &facts, &live, at(0)).actions, [ask("a")]);
+    end(&mut facts, "a", 137, 2);
+    assert_eq!(plan(&spec, &facts, &live, at(3)).actions, [Action::Release]);
+    live.release.begin();
+    facts.removal = Some(Removal {
+        deadline: at(4),
+        reason: String::new(),
+    });
+    assert_eq!(plan(&spec, &facts, &live, at(4)).actions, []);
+    live.release = Step::Done;
+    facts.volumes = None;
+    assert_eq!(
+        plan(&spec, &facts, &live, at(4)).actions,
+        [Action::TearDown]
+    );
+    facts.removal = None;
+    assert_eq!(plan(&spec, &facts, &live, at(5)), Plan::default());
 }
 
 #[test]

@@ -100,6 +100,7 @@ fn qos(sandbox: &v1::SandboxSpec) -> Qos {
             memory_request_bytes,
             memory_limit_bytes,
             ephemeral_storage_limit_bytes: _,
+            ephemeral_storage_request_bytes: _,
         } = r;
         [
             cpu_request_millis,

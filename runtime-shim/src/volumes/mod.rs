@@ -25,6 +25,7 @@ mod termination;
 use self::atomic::Ownership;
 pub use self::etc::EtcFiles;
 use self::payload::Payload;
+use crate::eviction::{Disk, measure};
 
 /// Open to every user of the pod, as the kubelet makes it.
 const EMPTY_DIR_MODE: u32 = 0o777;
@@ -335,6 +336,18 @@ impl Volumes {
             Ok(pin)
         })
         .await
+    }
+
+    /// Disk that an emptyDir takes.
+    ///
+    /// # Errors
+    /// It is unreadable.
+    pub(crate) async fn usage(&self, uid: &str, volume: &str) -> Result<Disk, VolumeError> {
+        check_name("uid", uid)?;
+        check_name("volumes[].name", volume)?;
+        let path = self.volumes.join(uid).join(volume);
+        blocking(move || measure::tree(&path).map_err(VolumeError::io(format!("measure {path:?}"))))
+            .await
     }
 
     /// Removes everything of a pod, whatever its containers left there;

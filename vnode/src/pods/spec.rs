@@ -75,6 +75,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         network: network(spec).into(),
         host_pid: spec.host_pid == Some(true),
         host_ipc: spec.host_ipc == Some(true),
+        priority: spec.priority.unwrap_or(0),
         share_process_namespace: spec.share_process_namespace == Some(true),
         sysctls: security
             .and_then(|s| s.sysctls.as_ref())
@@ -372,6 +373,10 @@ fn resources(container: &Container) -> v1::ContainerResources {
             .unwrap_or(0),
         ephemeral_storage_limit_bytes: limits
             .and_then(|l| l.get("ephemeral-storage"))
+            .and_then(quantity::units)
+            .unwrap_or(0),
+        ephemeral_storage_request_bytes: requests
+            .and_then(|r| r.get("ephemeral-storage"))
             .and_then(quantity::units)
             .unwrap_or(0),
     }

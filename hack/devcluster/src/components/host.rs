@@ -116,6 +116,13 @@ metrics_listen = "127.0.0.1:{METRICS_PORT}"
 default_runtime = "sandman"
 
 {HOST_ACCESS}
+[eviction]
+disk_available_percent = 1
+disk_inodes_free_percent = 1
+image_available_percent = 1
+image_inodes_free_percent = 1
+pressure_transition_seconds = 10
+
 [capacity]
 memory_bytes = {memory}
 pods = {PODS}

@@ -88,7 +88,20 @@ pub async fn tear_down(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Re
         })
 }
 
-async fn try_tear_down(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Result<(), String> {
+/// Removes what takes room of a sandbox that has ended: layers and volumes.
+///
+/// # Errors
+/// What to show until the next try.
+pub async fn release(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Result<(), Waiting> {
+    try_release(host, spec, facts)
+        .await
+        .map_err(|message| Waiting {
+            reason: "FailedKillPod".to_owned(),
+            message: format!("error killing pod: {message}"),
+        })
+}
+
+async fn try_release(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Result<(), String> {
     for id in container_ids(spec, facts) {
         destroy(host, &id)
             .await
@@ -97,7 +110,11 @@ async fn try_tear_down(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Re
     host.volumes
         .remove(&spec.uid)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| error.to_string())
+}
+
+async fn try_tear_down(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Result<(), String> {
+    try_release(host, spec, facts).await?;
     host.network
         .teardown(&spec.uid)
         .await

@@ -19,7 +19,7 @@ use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 
 pub use self::collect::{Last, collect};
-pub use self::destroy::{destroy, kill_hard, tear_down};
+pub use self::destroy::{destroy, kill_hard, release, tear_down};
 pub use self::setup::{apply_volumes, ensure_image, set_up_network};
 pub use self::start::{StartRequest, Started, start};
 use super::board::Board;
@@ -101,6 +101,8 @@ pub enum Outcome {
     Start(String, Box<Started>),
     /// A container's last words.
     Collected(String, Termination),
+    /// The removal of all but the logs.
+    Released(Result<(), Waiting>),
     /// The removal of everything.
     TornDown(Result<(), Waiting>),
 }

@@ -49,7 +49,15 @@ impl Worker {
                 self.shared.wake.notify_one();
             }
             // A lagging record does not say yet what is to be removed, or why.
-            Action::TearDown if !self.journal.is_current() => {}
+            Action::Release | Action::TearDown if !self.journal.is_current() => {}
+            Action::Release => {
+                self.live.release.begin();
+                let (host, spec, facts) =
+                    (self.host.clone(), self.spec.clone(), self.facts.clone());
+                self.jobs.spawn(async move {
+                    Outcome::Released(jobs::release(&host, &spec, &facts).await)
+                });
+            }
             Action::TearDown => {
                 self.live.teardown.begin();
                 let (host, spec, facts) =

@@ -21,11 +21,11 @@ use tracing::warn;
 
 use self::journal::Journal;
 use super::adopt;
-use super::facts::{Attempt, Facts, Removal};
+use super::facts::{Attempt, Ended, Facts, Removal};
 use super::identity::{Identity, Kind};
-use super::jobs::{Host, Outcome};
+use super::jobs::{About, Host, Outcome};
 use super::live::{Live, Step, Waiting};
-use super::plan::{changed_images, members, plan};
+use super::plan::{MIN_GRACE, changed_images, is_finished, members, plan};
 use super::view::View;
 use crate::images::Image;
 use crate::logs::ContainerLog;
@@ -39,6 +39,8 @@ const MAX_RETRY: SignedDuration = SignedDuration::from_secs(30);
 pub(super) struct Inbox {
     pub(super) spec: Option<v1::SandboxSpec>,
     pub(super) removal: Option<Removal>,
+    /// Why the host needs it to end.
+    pub(super) eviction: Option<String>,
     pub(super) look: bool,
     pub(super) stop: bool,
 }
@@ -238,10 +240,32 @@ impl Worker {
             self.facts.removal = Some(removal);
             self.persist();
         }
+        if let Some(message) = inbox.eviction {
+            self.evict(message);
+        }
         if inbox.look {
             self.look().await;
         }
         false
+    }
+
+    /// At once, as the kubelet does for a hard threshold.
+    fn evict(&mut self, message: String) {
+        let over = self.facts.removal.is_some()
+            || self.facts.ended.is_some()
+            || is_finished(&self.spec, &self.facts);
+        if over {
+            return;
+        }
+        let now = Timestamp::now();
+        let about = About::sandbox_trouble();
+        self.host.event(&self.spec, about, "Evicted", &message);
+        self.facts.ended = Some(Ended {
+            reason: "Evicted".to_owned(),
+            message,
+            deadline: now.saturating_add(MIN_GRACE).unwrap_or(now),
+        });
+        self.persist();
     }
 
     fn member(&self, name: &str) -> Option<(v1::Container, Kind)> {
@@ -267,6 +291,7 @@ impl Worker {
             .chain([
                 &mut self.live.network,
                 &mut self.live.volumes,
+                &mut self.live.release,
                 &mut self.live.teardown,
             ]);
         for step in steps.filter(|step| step.is_busy()) {

@@ -47,6 +47,19 @@ impl Worker {
                     .collecting = false;
                 self.ended(&name, end);
             }
+            Outcome::Released(Ok(())) => {
+                self.live.release = Step::Done;
+                self.facts.volumes = None;
+                self.persist();
+            }
+            Outcome::Released(Err(waiting)) => {
+                warn!(
+                    pod_uid = self.spec.uid,
+                    error = waiting.message,
+                    "cannot release what an ended sandbox holds"
+                );
+                self.live.release.fail(now, MAX_RETRY, waiting);
+            }
             Outcome::TornDown(Ok(())) => {
                 self.live.teardown = Step::Done;
                 self.facts.removed = true;

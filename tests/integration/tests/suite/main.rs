@@ -3,6 +3,7 @@
 mod admission;
 mod copy;
 mod deletion;
+mod eviction;
 mod exec;
 mod exec_streams;
 mod host_access;

@@ -106,6 +106,31 @@ pub(super) fn for_terminal(
     merge(new, old, &verdicts, generation, now);
 }
 
+/// How the texts of evictions begin that a shortage of the host caused.
+const LOW_RESOURCE: &str = "The node was low on resource: ";
+
+/// A pod that had to go for the node's sake says so to whoever decides about another try
+/// (`evictPod` of the kubelet). One that broke its own limits does not.
+pub(super) fn note_disruption(new: &mut PodStatus, generation: Option<i64>, now: Timestamp) {
+    let message = new.message.as_deref().unwrap_or_default();
+    let disrupted = new.reason.as_deref() == Some("Evicted") && message.starts_with(LOW_RESOURCE);
+    let conditions = new.conditions.get_or_insert_default();
+    if !disrupted || conditions.iter().any(|c| c.type_ == DISRUPTION_TARGET) {
+        return;
+    }
+    conditions.push(PodCondition {
+        type_: DISRUPTION_TARGET.to_owned(),
+        status: "True".to_owned(),
+        reason: Some("TerminationByKubelet".to_owned()),
+        message: Some(message.to_owned()),
+        observed_generation: generation,
+        last_transition_time: whole_seconds(now),
+        last_probe_time: None,
+    });
+}
+
+const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
 fn initialized(spec: &PodSpec, new: &PodStatus) -> Verdict {
     let ran = |state: &ContainerState| state.running.is_some() || state.terminated.is_some();
     let started = |status: &ContainerStatus| {

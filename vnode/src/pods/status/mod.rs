@@ -89,6 +89,7 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
     set_phase(&mut new, spec, old, seen);
     if is_terminal(new.phase.as_deref()) {
         conditions::for_terminal(&mut new, spec, old, generation, now);
+        conditions::note_disruption(&mut new, generation, now);
     } else {
         conditions::fill(&mut new, spec, old, seen, generation, now);
     }

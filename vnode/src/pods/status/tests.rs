@@ -445,6 +445,41 @@ fn the_host_may_end_a_pod() {
 }
 
 #[test]
+fn only_the_nodes_own_need_is_a_disruption() {
+    let evicted = |message: &str| {
+        let report = v1::SandboxReport {
+            reason: "Evicted".into(),
+            message: message.into(),
+            ..report(vec![container("a", exited(137))])
+        };
+        let ended = Observation {
+            ended: true,
+            ..seen(&report)
+        };
+        let status = generate(&pod("Always", &[], &["a"]), ended, at(9));
+        assert_eq!(status.phase.as_deref(), Some("Failed"));
+        let mut conditions = status.conditions.into_iter().flatten();
+        conditions.find(|c| c.type_ == "DisruptionTarget")
+    };
+    let low = "The node was low on resource: memory. ";
+    let disruption = evicted(low).unwrap();
+    assert_eq!(disruption.status, "True");
+    assert_eq!(disruption.reason.as_deref(), Some("TerminationByKubelet"));
+    assert_eq!(disruption.message.as_deref(), Some(low));
+    assert!(evicted("Usage of EmptyDir volume \"v\" exceeds the limit").is_none());
+}
+
+#[test]
+fn a_pod_in_the_hosts_network_has_the_hosts_address() {
+    let mut pod = pod("Always", &[], &["a"]);
+    pod.spec.as_mut().unwrap().host_network = Some(true);
+    let report = report(vec![container("a", running())]);
+    let status = generate(&pod, seen(&report), at(9));
+    assert_eq!(status.pod_ip, status.host_ip);
+    assert_eq!(status.pod_ip.as_deref(), Some("10.90.0.11"));
+}
+
+#[test]
 fn restart_counts_never_go_back() {
     let mut pod = pod("Always", &[], &["a"]);
     let with = |count: u32, id: &str| {
