@@ -6,7 +6,7 @@ mod accounts;
 mod snapshot;
 mod view;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
@@ -24,6 +24,19 @@ pub trait RootFs: Send + Sync + 'static {
 
     /// Removes a root. A missing one is no error.
     async fn remove(&self, key: &str) -> Result<(), RuntimeError>;
+
+    /// Mounts the files of an image read-only at a folder; what is executed there does not run.
+    /// `name` tells the volumes of a pod apart.
+    async fn mount_image(
+        &self,
+        uid: &str,
+        name: &str,
+        chain_id: &str,
+        point: &Path,
+    ) -> Result<(), RuntimeError>;
+
+    /// Forgets what [`Self::mount_image`] needed for a pod. Unmount first.
+    async fn remove_images(&self, uid: &str) -> Result<(), RuntimeError>;
 
     /// Disk that a root takes beside its image. A missing one takes nothing.
     async fn usage(&self, key: &str) -> Result<Disk, RuntimeError>;

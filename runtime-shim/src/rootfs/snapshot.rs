@@ -9,7 +9,8 @@ use containerd_client::services::v1::PluginsRequest;
 use containerd_client::services::v1::introspection_client::IntrospectionClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{
-    PrepareSnapshotRequest, PrepareSnapshotResponse, RemoveSnapshotRequest, UsageRequest,
+    ListSnapshotsRequest, PrepareSnapshotRequest, PrepareSnapshotResponse, RemoveSnapshotRequest,
+    UsageRequest, ViewSnapshotRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -27,6 +28,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Keeps containerd's garbage collector away between the making of a snapshot and of the
 /// container that refers to it. It is removed by name, so the label may stay.
 const GC_ROOT: &str = "containerd.io/gc.root";
+
+/// Pod whose volume a snapshot is.
+const VOLUME_OF: &str = "sandman.dev/volume-of";
 
 /// Snapshots of one snapshotter.
 pub struct Snapshots {
@@ -112,6 +116,50 @@ impl RootFs for Snapshots {
             Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status.into()),
         }
+    }
+
+    async fn mount_image(
+        &self,
+        uid: &str,
+        name: &str,
+        chain_id: &str,
+        point: &Path,
+    ) -> Result<(), RuntimeError> {
+        // A dot is in no id of a container.
+        let key = format!("{uid}.volume.{name}");
+        self.remove(&key).await?;
+        let call = ViewSnapshotRequest {
+            snapshotter: self.snapshotter.clone(),
+            key,
+            parent: chain_id.to_owned(),
+            labels: HashMap::from([
+                (GC_ROOT.to_owned(), jiff::Timestamp::now().to_string()),
+                (VOLUME_OF.to_owned(), uid.to_owned()),
+            ]),
+        };
+        let answer = self.client().view(Self::request(call)?).await?;
+        let (root, point) = (answer.into_inner().mounts, point.to_owned());
+        let mounted = tokio::task::spawn_blocking(move || view::mount_at(&root, &point));
+        mounted
+            .await
+            .map_err(|error| RuntimeError::Failed(error.to_string()))?
+            .map_err(|error| RuntimeError::Failed(format!("mounting the image: {error}")))
+    }
+
+    async fn remove_images(&self, uid: &str) -> Result<(), RuntimeError> {
+        let call = ListSnapshotsRequest {
+            snapshotter: self.snapshotter.clone(),
+            filters: vec![format!("labels.{VOLUME_OF:?}=={uid}")],
+        };
+        let mut list = self.client().list(Self::request(call)?).await?.into_inner();
+        let mut names = Vec::new();
+        while let Some(part) = list.message().await? {
+            names.extend(part.info.into_iter().map(|info| info.name));
+        }
+        for name in names {
+            self.remove(&name).await?;
+        }
+        Ok(())
     }
 
     async fn usage(&self, key: &str) -> Result<Disk, RuntimeError> {

@@ -41,6 +41,48 @@ pub(super) fn open(root: &[RootMount], view_dir: &Path) -> io::Result<OwnedFd> {
     }
 }
 
+/// Mounts the root's files at a folder, read-only and without anything to be run.
+pub(super) fn mount_at(root: &[RootMount], point: &Path) -> io::Result<()> {
+    let Some(top) = root.last() else {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the snapshot has no mounts",
+        ));
+    };
+    match (top.r#type.as_str(), lower_dirs(top).as_slice()) {
+        ("bind", _) => bind_read_only(Path::new(&top.source), point),
+        ("overlay", [only]) => bind_read_only(only, point),
+        ("overlay", several) if !several.is_empty() => on_own_thread(|| {
+            let (folder, names) = relative(several);
+            unshare(CloneFlags::CLONE_FS)?;
+            chdir(&folder)?;
+            let options = format!("lowerdir={}", names.join(":"));
+            let kind = Some("overlay");
+            mount(kind, point, kind, view_flags(), Some(options.as_str())).map_err(io::Error::from)
+        }),
+        (other, _) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("cannot mount a root of type {other:?} without lower layers"),
+        )),
+    }
+}
+
+fn bind_read_only(source: &Path, point: &Path) -> io::Result<()> {
+    let none: Option<&str> = None;
+    mount(Some(source), point, none, MsFlags::MS_BIND, none)?;
+    let flags = view_flags() | MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
+    let remounted = mount(none, point, none, flags, none);
+    if remounted.is_err() {
+        // Writable layers of an image are nothing to leave behind.
+        let _ = umount2(point, MntFlags::MNT_DETACH);
+    }
+    remounted.map_err(io::Error::from)
+}
+
+fn view_flags() -> MsFlags {
+    MsFlags::MS_RDONLY | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC
+}
+
 fn lower_dirs(mount: &RootMount) -> Vec<PathBuf> {
     let lower = mount
         .options
@@ -60,15 +102,19 @@ fn open_joined(layers: &[PathBuf], view_dir: &Path) -> io::Result<OwnedFd> {
     std::fs::create_dir_all(&point)?;
     // The thread that mounts has another working directory.
     let point = point.canonicalize()?;
-    let opened = std::thread::scope(|scope| {
+    let opened = on_own_thread(|| join_layers(layers, &point));
+    std::fs::remove_dir(&point)?;
+    opened
+}
+
+fn on_own_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("view".to_owned());
-        let thread = thread.spawn_scoped(scope, || join_layers(layers, &point))?;
+        let thread = thread.spawn_scoped(scope, work)?;
         thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("view thread panicked")))
-    });
-    std::fs::remove_dir(&point)?;
-    opened
+    })
 }
 
 /// The kernel takes one page of mount options, which the full paths of some fifty layers fill:
@@ -79,12 +125,11 @@ fn join_layers(layers: &[PathBuf], point: &Path) -> io::Result<OwnedFd> {
     unshare(CloneFlags::CLONE_FS)?;
     chdir(&folder)?;
     let options = format!("lowerdir={}", names.join(":"));
-    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount(
         Some("overlay"),
         point,
         Some("overlay"),
-        flags,
+        view_flags(),
         Some(options.as_str()),
     )?;
     let opened = open_dir(point);
@@ -206,6 +251,17 @@ mod tests {
                 let path = format!("/proc/self/fd/{}/file", opened.as_raw_fd());
                 assert_eq!(std::fs::read_to_string(path).unwrap(), "lowest");
                 assert_eq!(std::fs::read_dir(&view_dir).unwrap().count(), 0);
+
+                let point = dir.path().join("point");
+                std::fs::create_dir(&point).unwrap();
+                let single = format!("lowerdir={}", layers[99].display());
+                for options in [&lower, &single] {
+                    mount_at(&[mount_of("overlay", "overlay", &[options])], &point).unwrap();
+                    let file = point.join("file");
+                    assert_eq!(std::fs::read_to_string(&file).unwrap(), "lowest");
+                    assert!(std::fs::write(&file, "other").is_err());
+                    umount2(&point, MntFlags::MNT_DETACH).unwrap();
+                }
 
                 let left = view_dir.join("left");
                 std::fs::create_dir(&left).unwrap();

@@ -146,7 +146,10 @@ impl View<'_> {
     }
 
     fn first_wait(&self, live: &LiveContainer) -> v1::Waiting {
-        if let Some(trouble) = live.waiting() {
+        // An image that is a volume keeps all containers waiting, in an image's words.
+        let image_volume = self.live.volumes.waiting();
+        let image_volume = image_volume.filter(|wait| wait.reason != "ContainerCreating");
+        if let Some(trouble) = live.waiting().or(image_volume) {
             return v1::Waiting {
                 reason: trouble.reason.clone(),
                 message: trouble.message.clone(),

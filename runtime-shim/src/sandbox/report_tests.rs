@@ -116,6 +116,24 @@ fn trouble_shows_until_it_is_over() {
 }
 
 #[test]
+fn an_image_that_is_a_volume_keeps_containers_waiting() {
+    let (spec, mut live) = (spec(), Live::default());
+    for (reason, shown) in [
+        ("ErrImagePull", "ErrImagePull"),
+        ("ContainerCreating", "ContainerCreating"),
+    ] {
+        let trouble = Waiting {
+            reason: reason.into(),
+            message: "why".into(),
+        };
+        live.volumes
+            .fail(at(0), SignedDuration::from_secs(10), trouble);
+        let report = only(&spec, &facts(None), &live, 0);
+        assert_eq!(wait_of(&report).0, shown);
+    }
+}
+
+#[test]
 fn a_running_container_is_started_and_ready() {
     let report = only(
         &spec(),

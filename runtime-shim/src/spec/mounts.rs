@@ -23,6 +23,8 @@ pub struct Bind {
     pub read_only: bool,
     /// And what is mounted below it.
     pub recursive_read_only: bool,
+    /// Nothing in it can be run.
+    pub no_exec: bool,
     /// Who sees mounts that are made later.
     pub propagation: v1::MountPropagation,
 }
@@ -80,6 +82,9 @@ fn volume_mount(volume: &Bind, destination: &Path, privileged: bool) -> Result<M
     let mut options = vec!["rbind", propagation];
     if !privileged {
         options.push("nodev");
+    }
+    if volume.no_exec {
+        options.push("noexec");
     }
     options.push(if volume.read_only { "ro" } else { "rw" });
     if volume.recursive_read_only {

@@ -94,7 +94,7 @@ pub fn resolve(wish: &Wish<'_>, image_user: &str, accounts: &Accounts) -> Result
     // The primary group is listed too: without it, a file whose group is denied access could be
     // opened by giving the group up (CVE-2022-36109).
     let mut groups = vec![gid];
-    if let Some(entry) = &entry {
+    if let Some(entry) = entry.as_ref().filter(|_| !security.strict_groups) {
         let named = accounts
             .groups()
             .filter(|g| g.members.split(',').any(|m| m == entry.name));
@@ -215,6 +215,11 @@ mod tests {
         assert_eq!(ids("1000", &none), (1000, 1001, vec![1001, 10, 50, 2000]));
         assert_eq!(ids("app:staff", &none), (1000, 50, vec![50, 10, 2000]));
         assert_eq!(ids("4242:7", &none), (4242, 7, vec![7, 2000]));
+        let strict = v1::SecurityContext {
+            strict_groups: true,
+            ..Default::default()
+        };
+        assert_eq!(ids("app", &strict), (1000, 1001, vec![1001, 2000]));
         for bad in ["nobody", "app:nobody", "-1"] {
             assert!(resolve(&wish(&none), bad, &accounts()).is_err(), "{bad}");
         }

@@ -18,7 +18,7 @@ use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 use v1::HostPathType as Type;
 
-use super::VolumeError;
+use super::{VolumeError, mounts};
 
 const NEW_DIRECTORY: Mode = Mode::from_bits_truncate(0o755);
 const NEW_FILE: Mode = Mode::from_bits_truncate(0o644);
@@ -183,7 +183,7 @@ fn pin_at(target: &OwnedFd, pin: &Path, recursive: bool) -> io::Result<()> {
     if let Some(folder) = pin.parent() {
         fs::create_dir_all(folder)?;
     }
-    if is_mounted(pin)? {
+    if mounts::is_mounted(pin)? {
         return Ok(());
     }
     // Left by a process that did not live to mount, perhaps of the other kind.
@@ -202,25 +202,6 @@ fn pin_at(target: &OwnedFd, pin: &Path, recursive: bool) -> io::Result<()> {
     let slave = MsFlags::MS_SLAVE | MsFlags::MS_REC;
     mount(none, pin, none, slave, none)?;
     Ok(())
-}
-
-/// Whether the path is the top of a mount. Unlike a comparison of device numbers this also sees
-/// a bind mount of the same file system.
-fn is_mounted(path: &Path) -> io::Result<bool> {
-    let mount_id = |path: &Path| -> io::Result<Option<String>> {
-        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = open(path, flags, Mode::empty())?;
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
-        let line = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-        Ok(line.map(|id| id.trim().to_owned()))
-    };
-    let Some(parent) = path.parent() else {
-        return Ok(true);
-    };
-    match mount_id(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        own => Ok(own? != mount_id(parent)?),
-    }
 }
 
 #[cfg(test)]

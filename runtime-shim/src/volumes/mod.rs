@@ -102,6 +102,7 @@ impl VolumeError {
 /// state_dir/secrets/<uid>/<name>              files with any secret, on a tmpfs
 /// state_dir/subpaths/<uid>/<container>/<n>    binds of sub paths
 /// state_dir/hostpaths/<uid>/<name>            binds of the host's own paths
+/// state_dir/imagevolumes/<uid>/<name>         mounts of images
 /// ```
 #[derive(Clone, Debug)]
 pub struct Volumes {
@@ -110,6 +111,7 @@ pub struct Volumes {
     secrets: PathBuf,
     sub_paths: PathBuf,
     host_paths: PathBuf,
+    images: PathBuf,
     state_dir: PathBuf,
     access: HostAccess,
 }
@@ -127,6 +129,7 @@ impl Volumes {
             secrets: state_dir.join("secrets"),
             sub_paths: state_dir.join("subpaths"),
             host_paths: state_dir.join("hostpaths"),
+            images: state_dir.join("imagevolumes"),
             state_dir: state_dir.to_owned(),
             access,
         };
@@ -136,6 +139,7 @@ impl Volumes {
             &volumes.secrets,
             &volumes.sub_paths,
             &volumes.host_paths,
+            &volumes.images,
         ] {
             // Not for other users of the host; containers get binds of what is inside.
             let made = fs::DirBuilder::new()
@@ -207,6 +211,15 @@ impl Volumes {
                     .map_err(|why| VolumeError::Invalid(format!("volume {name:?}: {why}")))?;
                 atomic::write(&path, &payload, Ownership { group: fs_group }).map_err(failed())?;
                 Ok(path)
+            }
+            Some(Source::Image(_)) => {
+                let path = self.images.join(uid).join(name);
+                if mounts::is_mounted(&path).map_err(failed())? {
+                    return Ok(path);
+                }
+                Err(VolumeError::Invalid(format!(
+                    "volume {name:?}: its image is not mounted"
+                )))
             }
             Some(Source::HostPath(wish)) => {
                 let pin = self.host_paths.join(uid).join(name);
@@ -338,6 +351,27 @@ impl Volumes {
         .await
     }
 
+    /// Where the image of a volume belongs; `None` when it is mounted there already.
+    ///
+    /// # Errors
+    /// A name is no such thing, or the folder cannot be made.
+    pub async fn image_mount_point(
+        &self,
+        uid: &str,
+        volume: &str,
+    ) -> Result<Option<PathBuf>, VolumeError> {
+        check_name("uid", uid)?;
+        check_name("volumes[].name", volume)?;
+        let path = self.images.join(uid).join(volume);
+        blocking(move || {
+            let failed = || VolumeError::io(format!("create {path:?}"));
+            fs::create_dir_all(&path).map_err(failed())?;
+            let mounted = mounts::is_mounted(&path).map_err(failed())?;
+            Ok((!mounted).then_some(path))
+        })
+        .await
+    }
+
     /// Disk that an emptyDir takes.
     ///
     /// # Errors
@@ -362,13 +396,16 @@ impl Volumes {
             let sub_paths = this.sub_paths.join(&uid);
             let volumes = this.volumes.join(&uid);
             let host_paths = this.host_paths.join(&uid);
+            let images = this.images.join(&uid);
             mounts::unmount_below(&sub_paths, 2)
                 .and_then(|()| mounts::unmount_below(&host_paths, 1))
+                .and_then(|()| mounts::unmount_below(&images, 1))
                 .and_then(|()| mounts::unmount_below(&volumes, 1))
                 .map_err(VolumeError::io(format!("unmount volumes of pod {uid}")))?;
             for folder in [
                 sub_paths,
                 host_paths,
+                images,
                 volumes,
                 this.secrets.join(&uid),
                 this.pods.join(&uid),

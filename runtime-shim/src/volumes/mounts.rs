@@ -3,11 +3,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::Mode;
 
 /// Containers run what is in their volumes, but gain nothing by it.
 fn flags() -> MsFlags {
@@ -58,6 +61,25 @@ fn is_mount_point(path: &Path) -> io::Result<bool> {
         return Ok(true);
     };
     Ok(fs::symlink_metadata(path)?.dev() != fs::symlink_metadata(parent)?.dev())
+}
+
+/// Whether the path is the top of a mount. Unlike a comparison of device numbers this also sees
+/// a bind mount of the same file system.
+pub(super) fn is_mounted(path: &Path) -> io::Result<bool> {
+    let mount_id = |path: &Path| -> io::Result<Option<String>> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = open(path, flags, Mode::empty())?;
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+        let line = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        Ok(line.map(|id| id.trim().to_owned()))
+    };
+    let Some(parent) = path.parent() else {
+        return Ok(true);
+    };
+    match mount_id(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        own => Ok(own? != mount_id(parent)?),
+    }
 }
 
 /// Unmounts whatever is mounted on the entries `depth` levels below a folder

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
-    NodeRuntimeHandler, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
+    NodeFeatures, NodeRuntimeHandler, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -124,6 +124,9 @@ pub fn status(config: &Config, hosts: &[HostView], old: &NodeStatus, now: Timest
         node_info: Some(node_info(config, hosts, &reachable)),
         images: non_empty(images(&reachable)),
         runtime_handlers: non_empty(runtime_handlers(&reachable)),
+        features: Some(NodeFeatures {
+            supplemental_groups_policy: Some(true),
+        }),
         declared_features: non_empty(declared_features(config)),
         conditions: Some(merge_conditions(
             conditions,

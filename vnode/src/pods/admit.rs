@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSpec, Volume};
 use sandman_protocol::access::HostAccess;
 
 use super::resources::is_sidecar;
@@ -94,20 +94,7 @@ fn admit_pod_fields(spec: &PodSpec, allow: &HostAccess) -> Result<(), Rejection>
     let Some(security) = &spec.security_context else {
         return Ok(());
     };
-    if security.supplemental_groups_policy.as_deref() == Some("Strict") {
-        return Err(Rejection {
-            reason: "SupplementalGroupsPolicyNotSupported",
-            message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
-        });
-    }
-    let app_armor = security
-        .app_armor_profile
-        .as_ref()
-        .map(|profile| profile.type_.as_str());
-    refuse_if(
-        app_armor == Some("Localhost"),
-        "spec.securityContext.appArmorProfile",
-    )?;
+    admit_app_armor(security.app_armor_profile.as_ref())?;
     for sysctl in security.sysctls.iter().flatten() {
         admit_sysctl(&sysctl.name.replace('/', "."), spec)?;
     }
@@ -166,6 +153,9 @@ fn admit_volume(path: &str, volume: &Volume, allow: &HostAccess) -> Result<(), R
                 ),
             )),
         };
+    }
+    if volume.image.is_some() {
+        return Ok(());
     }
     if volume.config_map.is_some() || volume.secret.is_some() || volume.downward_api.is_some() {
         return Ok(());
@@ -236,14 +226,19 @@ fn admit_container(
         security.privileged == Some(true) && !allow.privileged,
         &field("securityContext.privileged"),
     )?;
-    let app_armor = security
-        .app_armor_profile
-        .as_ref()
-        .map(|profile| profile.type_.as_str());
-    refuse_if(
-        app_armor == Some("Localhost"),
-        &field("securityContext.appArmorProfile"),
-    )
+    admit_app_armor(security.app_armor_profile.as_ref())
+}
+
+/// No host enforces AppArmor: the kubelet's refusal (`pkg/security/apparmor`) of all that ask
+/// for it.
+fn admit_app_armor(profile: Option<&AppArmorProfile>) -> Result<(), Rejection> {
+    match profile {
+        Some(profile) if profile.type_ != "Unconfined" => Err(Rejection {
+            reason: "AppArmor",
+            message: "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 const NOT_SUPPORTED: &str = "is not supported by this node";
@@ -384,8 +379,14 @@ mod tests {
                 "SysctlForbidden",
             ),
             (
-                json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}),
-                "SupplementalGroupsPolicyNotSupported",
+                json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}}}),
+                "AppArmor",
+            ),
+            (
+                json!({"containers": [{"name": "c", "image": "i", "securityContext": {
+                    "appArmorProfile": {"type": "Localhost", "localhostProfile": "p"},
+                }}]}),
+                "AppArmor",
             ),
         ] {
             let rejection = admit(&pod(spec), &HostAccess::default()).unwrap_err();
@@ -399,10 +400,14 @@ mod tests {
             "os": {"name": "linux"},
             "hostUsers": true,
             "shareProcessNamespace": true,
-            "securityContext": {"sysctls": [{"name": "net/ipv4/tcp_syncookies", "value": "1"}], "fsGroup": 1},
+            "securityContext": {
+                "sysctls": [{"name": "net/ipv4/tcp_syncookies", "value": "1"}], "fsGroup": 1,
+                "supplementalGroupsPolicy": "Strict", "appArmorProfile": {"type": "Unconfined"},
+            },
             "volumes": [
                 {"name": "a", "emptyDir": {"medium": "Memory"}},
                 {"name": "b", "configMap": {"name": "c"}},
+                {"name": "i", "image": {"reference": "r"}},
                 {"name": "d", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
             ],
             "initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always"}],

@@ -240,12 +240,7 @@ fn container(
     v1::Container {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
-        pull_policy: match container.image_pull_policy.as_deref() {
-            Some("Always") => v1::PullPolicy::Always,
-            Some("Never") => v1::PullPolicy::Never,
-            _ => v1::PullPolicy::IfNotPresent,
-        }
-        .into(),
+        pull_policy: pull_policy(container.image_pull_policy.as_deref()).into(),
         command: container.command.clone().unwrap_or_default(),
         args: container.args.clone().unwrap_or_default(),
         working_dir: container.working_dir.clone().unwrap_or_default(),
@@ -275,6 +270,15 @@ fn container(
         .into(),
         sidecar: is_sidecar(container),
         without_agent,
+    }
+}
+
+/// The API server fills in the policy that an author leaves out.
+pub(super) fn pull_policy(name: Option<&str>) -> v1::PullPolicy {
+    match name {
+        Some("Always") => v1::PullPolicy::Always,
+        Some("Never") => v1::PullPolicy::Never,
+        _ => v1::PullPolicy::IfNotPresent,
     }
 }
 
@@ -423,6 +427,7 @@ fn security(
         drop_capabilities: names(capabilities.and_then(|c| c.drop.as_ref())),
         seccomp: Some(seccomp(profile)),
         unmasked_proc: container.and_then(|c| c.proc_mount.as_deref()) == Some("Unmasked"),
+        strict_groups: pod.and_then(|p| p.supplemental_groups_policy.as_deref()) == Some("Strict"),
     }
 }
 

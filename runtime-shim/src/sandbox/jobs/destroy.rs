@@ -110,6 +110,10 @@ async fn try_release(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Resu
     host.volumes
         .remove(&spec.uid)
         .await
+        .map_err(|error| error.to_string())?;
+    host.rootfs
+        .remove_images(&spec.uid)
+        .await
         .map_err(|error| error.to_string())
 }
 

@@ -166,6 +166,15 @@ impl<'a> About<'a> {
         }
     }
 
+    /// A whole sandbox's normal life.
+    #[must_use]
+    pub fn sandbox() -> Self {
+        Self {
+            warning: false,
+            container: None,
+        }
+    }
+
     /// A container's normal life.
     #[must_use]
     pub fn container(name: &'a str, kind: Kind) -> Self {

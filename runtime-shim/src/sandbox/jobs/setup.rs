@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use sandman_protocol::v1;
+use tokio_util::sync::CancellationToken;
 
 use super::{About, Host, SHM_VOLUME};
 use crate::images::{Image, ImageError, ImageRequest, PullObserver};
@@ -52,7 +53,8 @@ pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNe
     })
 }
 
-/// Makes the volumes and managed files of a sandbox, or brings their contents up to date.
+/// Makes the volumes and managed files of a sandbox, or brings their contents up to date. A pull
+/// for one of them is given up at `stopping`.
 ///
 /// # Errors
 /// What to show until the next try.
@@ -60,7 +62,10 @@ pub async fn apply_volumes(
     host: &Host,
     spec: &v1::SandboxSpec,
     network: &PodNetwork,
+    stopping: &CancellationToken,
 ) -> Result<VolumePaths, Waiting> {
+    // Not beside the other volumes: its waits are the registry's, and have their own words.
+    mount_images(host, spec, stopping).await?;
     let begin = Instant::now();
     let made = try_apply_volumes(host, spec, network).await;
     host.metrics.phase(Phase::Volumes, begin.elapsed());
@@ -72,6 +77,59 @@ pub async fn apply_volumes(
             message,
         }
     })
+}
+
+/// Pulls and mounts the images that are volumes, each once.
+async fn mount_images(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    stopping: &CancellationToken,
+) -> Result<(), Waiting> {
+    let creating = |message: String| Waiting {
+        reason: "ContainerCreating".to_owned(),
+        message,
+    };
+    for volume in &spec.volumes {
+        let Some(v1::volume::Source::Image(image)) = &volume.source else {
+            continue;
+        };
+        let point = host
+            .volumes
+            .image_mount_point(&spec.uid, &volume.name)
+            .await;
+        let Some(point) = point.map_err(|error| creating(error.to_string()))? else {
+            continue;
+        };
+        let pull = Pull {
+            host,
+            spec,
+            reference: &image.reference,
+            policy: image.pull_policy(),
+            normal: About::sandbox(),
+            trouble: About::sandbox_trouble(),
+        };
+        let pulled = stopping
+            .run_until_cancelled(pull.run())
+            .await
+            .ok_or_else(|| creating("the sandbox ends".to_owned()))?
+            .map_err(|error| Waiting {
+                reason: error.reason().to_owned(),
+                message: error.message().to_owned(),
+            })?;
+        let mounted = host
+            .rootfs
+            .mount_image(&spec.uid, &volume.name, &pulled.chain_id, &point)
+            .await;
+        mounted.map_err(|error| {
+            let message = format!(
+                "MountVolume.SetUp failed for volume {:?} : {error}",
+                volume.name
+            );
+            host.event(spec, About::sandbox_trouble(), "FailedMount", &message);
+            creating(message)
+        })?;
+    }
+    Ok(())
 }
 
 async fn try_apply_volumes(
@@ -133,21 +191,6 @@ pub(super) fn host_name(spec: &v1::SandboxSpec) -> Result<String, VolumeError> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-struct Observer<'a> {
-    host: &'a Host,
-    spec: &'a v1::SandboxSpec,
-    container: &'a v1::Container,
-    kind: Kind,
-}
-
-impl PullObserver for Observer<'_> {
-    fn pulling(&self) {
-        let about = About::container(&self.container.name, self.kind);
-        let message = format!("Pulling image {:?}", self.container.image);
-        self.host.event(self.spec, about, "Pulling", &message);
-    }
-}
-
 /// Makes a container's image present.
 ///
 /// # Errors
@@ -158,67 +201,86 @@ pub async fn ensure_image(
     container: &v1::Container,
     kind: Kind,
 ) -> Result<Image, ImageError> {
-    let begin = Instant::now();
-    let request = ImageRequest {
-        reference: container.image.clone(),
+    let pull = Pull {
+        host,
+        spec,
+        reference: &container.image,
         policy: container.pull_policy(),
-        credentials: spec.registry_credentials.clone(),
+        normal: About::container(&container.name, kind),
+        trouble: About::trouble(&container.name, kind),
     };
-    let made = host
-        .images
-        .ensure(
-            &request,
-            &Observer {
-                host,
-                spec,
-                container,
-                kind,
-            },
-        )
-        .await;
-    host.metrics.phase(Phase::Pull, begin.elapsed());
-    match &made {
-        Ok(image) => {
-            let message = match image.pulled {
-                Some(pulled) => format!(
-                    "Successfully pulled image {:?} in {} ({} including waiting). \
-                     Image size: {} bytes.",
-                    container.image,
-                    go_millis(pulled.took),
-                    go_millis(pulled.including_waiting),
-                    image.size
-                ),
-                None => format!(
-                    "Container image {:?} already present on machine and can be accessed by the pod",
-                    container.image
-                ),
-            };
-            host.event(
-                spec,
-                About::container(&container.name, kind),
-                "Pulled",
-                &message,
-            );
-        }
-        Err(error) => {
-            let about = About::trouble(&container.name, kind);
-            let (reason, message) = match error.reason() {
-                "ErrImageNeverPull" => ("ErrImageNeverPull", error.message().to_owned()),
-                "InvalidImageName" => ("InspectFailed", error.message().to_owned()),
-                _ => (
-                    "Failed",
-                    format!(
-                        "Failed to pull image {:?}: {}",
-                        container.image,
-                        error.message()
-                    ),
-                ),
-            };
-            host.event(spec, about, reason, &message);
-            host.event(spec, about, "Failed", &format!("Error: {}", error.reason()));
-        }
+    pull.run().await
+}
+
+/// An image that is wanted, and whom the events about it concern.
+struct Pull<'a> {
+    host: &'a Host,
+    spec: &'a v1::SandboxSpec,
+    reference: &'a str,
+    policy: v1::PullPolicy,
+    normal: About<'a>,
+    trouble: About<'a>,
+}
+
+impl PullObserver for Pull<'_> {
+    fn pulling(&self) {
+        let message = format!("Pulling image {:?}", self.reference);
+        self.host.event(self.spec, self.normal, "Pulling", &message);
     }
-    made
+}
+
+impl Pull<'_> {
+    async fn run(&self) -> Result<Image, ImageError> {
+        let begin = Instant::now();
+        let request = ImageRequest {
+            reference: self.reference.to_owned(),
+            policy: self.policy,
+            credentials: self.spec.registry_credentials.clone(),
+        };
+        let made = self.host.images.ensure(&request, self).await;
+        self.host.metrics.phase(Phase::Pull, begin.elapsed());
+        match &made {
+            Ok(image) => self.pulled(image),
+            Err(error) => self.failed(error),
+        }
+        made
+    }
+
+    fn pulled(&self, image: &Image) {
+        let message = match image.pulled {
+            Some(pulled) => format!(
+                "Successfully pulled image {:?} in {} ({} including waiting). \
+                 Image size: {} bytes.",
+                self.reference,
+                go_millis(pulled.took),
+                go_millis(pulled.including_waiting),
+                image.size
+            ),
+            None => format!(
+                "Container image {:?} already present on machine and can be accessed by the pod",
+                self.reference
+            ),
+        };
+        self.host.event(self.spec, self.normal, "Pulled", &message);
+    }
+
+    fn failed(&self, error: &ImageError) {
+        let (reason, message) = match error.reason() {
+            "ErrImageNeverPull" => ("ErrImageNeverPull", error.message().to_owned()),
+            "InvalidImageName" => ("InspectFailed", error.message().to_owned()),
+            _ => (
+                "Failed",
+                format!(
+                    "Failed to pull image {:?}: {}",
+                    self.reference,
+                    error.message()
+                ),
+            ),
+        };
+        let text = format!("Error: {}", error.reason());
+        self.host.event(self.spec, self.trouble, reason, &message);
+        self.host.event(self.spec, self.trouble, "Failed", &text);
+    }
 }
 
 /// A duration in Go's notation, cut to milliseconds.

@@ -322,6 +322,7 @@ async fn oci_spec(
             destination: PathBuf::from(&mount.path),
             read_only: mount.read_only || !is_writable(&request.spec, &mount.volume),
             recursive_read_only: mount.recursive_read_only,
+            no_exec: is_image(&request.spec, &mount.volume),
             propagation,
         });
     }
@@ -389,6 +390,14 @@ fn is_writable(spec: &v1::SandboxSpec, volume: &str) -> bool {
                 known.source,
                 Some(Source::EmptyDir(_) | Source::HostPath(_))
             )
+    })
+}
+
+/// Whether a volume is an image, of which nothing may be run (the API's promise).
+fn is_image(spec: &v1::SandboxSpec, volume: &str) -> bool {
+    let mut volumes = spec.volumes.iter();
+    volumes.any(|known| {
+        known.name == volume && matches!(known.source, Some(v1::volume::Source::Image(_)))
     })
 }
 

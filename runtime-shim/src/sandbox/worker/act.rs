@@ -27,8 +27,9 @@ impl Worker {
                 };
                 self.live.volumes.begin();
                 let (host, spec) = (self.host.clone(), self.spec.clone());
+                let stopping = self.stopping.clone();
                 self.jobs.spawn(async move {
-                    Outcome::Volumes(jobs::apply_volumes(&host, &spec, &network).await)
+                    Outcome::Volumes(jobs::apply_volumes(&host, &spec, &network, &stopping).await)
                 });
             }
             Action::EnsureImage(name) => self.ensure_image(name),
@@ -40,6 +41,7 @@ impl Worker {
                 self.live.containers.entry(name).or_default().image = Step::Todo;
             }
             Action::End { reason, message } => {
+                self.stopping.cancel();
                 self.facts.ended = Some(Ended {
                     reason: reason.to_owned(),
                     message: message.to_owned(),

@@ -17,6 +17,7 @@ use oci_spec::runtime::Process;
 use sandman_protocol::v1;
 use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use self::journal::Journal;
@@ -91,6 +92,8 @@ pub(super) struct Worker {
     pulls: HashMap<String, AbortHandle>,
     look_at: Option<Timestamp>,
     journal: Journal,
+    /// Cancelled when the sandbox is to end.
+    stopping: CancellationToken,
 }
 
 impl Worker {
@@ -118,6 +121,7 @@ impl Worker {
             pulls: HashMap::new(),
             look_at: None,
             journal: Journal::default(),
+            stopping: CancellationToken::new(),
         }
     }
 
@@ -237,6 +241,7 @@ impl Worker {
                 .as_ref()
                 .is_none_or(|old| removal.deadline < old.deadline)
         {
+            self.stopping.cancel();
             self.facts.removal = Some(removal);
             self.persist();
         }
@@ -257,6 +262,7 @@ impl Worker {
         if over {
             return;
         }
+        self.stopping.cancel();
         let now = Timestamp::now();
         let about = About::sandbox_trouble();
         self.host.event(&self.spec, about, "Evicted", &message);

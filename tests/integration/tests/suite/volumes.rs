@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, DownwardAPIVolumeFile, DownwardAPIVolumeSource,
-    EmptyDirVolumeSource, EnvVar, EnvVarSource, Event, ObjectFieldSelector, Pod, Secret,
-    SecretKeySelector, SecretVolumeSource, Volume, VolumeMount,
+    EmptyDirVolumeSource, EnvVar, EnvVarSource, Event, ImageVolumeSource, ObjectFieldSelector, Pod,
+    Secret, SecretKeySelector, SecretVolumeSource, Volume, VolumeMount,
 };
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use sandman_integration::{PodBuilder, Scope, is_phase, is_ready, wait_event, wait_pod};
@@ -303,5 +303,74 @@ fn an_optional_config_map_may_be_missing() {
             settings(true),
         );
         scope.ready_pod(&builder.build()).await.map(drop)
+    });
+}
+
+#[test]
+fn the_files_of_an_image_are_a_volume() {
+    Scope::run(|scope| async move {
+        let reference = sandman_integration::images::python(&scope.cluster);
+        let image = Volume {
+            image: Some(ImageVolumeSource {
+                reference: Some(reference.clone()),
+                pull_policy: Some("Always".to_owned()),
+            }),
+            ..Default::default()
+        };
+        let builder = PodBuilder::sleeper(&scope.cluster, "reader");
+        let builder = mounted(builder, "files", "/files", image.clone()).spec(|spec| {
+            let part = VolumeMount {
+                name: "files".to_owned(),
+                mount_path: "/part".to_owned(),
+                sub_path: Some("etc".to_owned()),
+                ..Default::default()
+            };
+            let mounts = &mut spec.containers[0].volume_mounts;
+            mounts.get_or_insert_default().push(part);
+        });
+        scope.ready_pod(&builder.build()).await?;
+        let text = format!("Successfully pulled image {reference:?}");
+        wait_event(&scope.api::<Event>(), "reader", "Pulled", &text).await?;
+        let kubectl = scope.kubectl();
+        for (command, want) in [
+            ("test -d /files/usr && echo there", "there"),
+            ("test -e /part/passwd && echo there", "there"),
+            ("touch /files/x 2> /dev/null || echo read-only", "read-only"),
+            ("grep -c ' /files .*noexec' /proc/mounts", "1"),
+        ] {
+            let arguments = ["exec", "reader", "--", "sh", "-c", command];
+            let text = kubectl.run(&arguments).await?.ok()?.text();
+            ensure!(text.trim_end() == want, "{command}: {text:?}");
+        }
+
+        let missing = Volume {
+            image: Some(ImageVolumeSource {
+                reference: Some(format!("{reference}-missing")),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let builder = PodBuilder::sleeper(&scope.cluster, "waiter");
+        let waiter = mounted(builder, "files", "/files", missing).build();
+        scope.create_pod(&waiter).await?;
+        let text = format!("Failed to pull image \"{reference}-missing\"");
+        wait_event(&scope.api::<Event>(), "waiter", "Failed", &text).await?;
+        wait_pod(
+            &scope.api(),
+            "waiter",
+            "waiting for its image",
+            |pod: &Pod| {
+                let statuses = pod
+                    .status
+                    .as_ref()
+                    .and_then(|s| s.container_statuses.as_ref());
+                statuses.into_iter().flatten().any(|status| {
+                    let waiting = status.state.as_ref().and_then(|s| s.waiting.as_ref());
+                    waiting.is_some_and(|w| w.reason.as_deref() == Some("ErrImagePull"))
+                })
+            },
+        )
+        .await?;
+        Ok(())
     });
 }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::fields::{self, Field};
 use super::tokens::TokenKey;
 use super::{Problem, Sources, containers};
+use crate::pods::spec::pull_policy;
 use crate::quantity;
 
 /// What the API server fills in where the author says nothing.
@@ -26,6 +27,11 @@ pub(super) fn fill(pod: &Pod, volume: &Volume, sources: &Sources) -> Result<v1::
                 .as_ref()
                 .and_then(quantity::units)
                 .unwrap_or(0),
+        })
+    } else if let Some(image) = &volume.image {
+        Source::Image(v1::ImageVolume {
+            reference: image.reference.clone().unwrap_or_default(),
+            pull_policy: pull_policy(image.pull_policy.as_deref()).into(),
         })
     } else if let Some(host_path) = &volume.host_path {
         Source::HostPath(v1::HostPath {
