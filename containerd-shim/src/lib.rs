@@ -9,4 +9,5 @@
 //! | zygote | clones sandboxes from an almost empty process | the holder makes another |
 
 pub mod holder;
+pub mod sys;
 pub mod wire;
