@@ -11,3 +11,4 @@
 pub mod holder;
 pub mod sys;
 pub mod wire;
+pub mod zygote;
