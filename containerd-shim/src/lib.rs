@@ -9,6 +9,7 @@
 //! | zygote | clones sandboxes from an almost empty process | the holder makes another |
 
 pub mod holder;
+pub mod launch;
 pub mod sys;
 pub mod wire;
 pub mod zygote;

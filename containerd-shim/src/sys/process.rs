@@ -289,9 +289,8 @@ pub fn loopback_up() -> io::Result<()> {
 pub fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let unlocked: libc::c_int = 0;
     // SAFETY: the number lives for the call.
-    check(
-        unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) }.into(),
-    )?;
+    let done = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) };
+    check(done.into())?;
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: takes numbers.
     super::check_fd(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) }.into())
