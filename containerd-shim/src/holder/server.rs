@@ -78,8 +78,9 @@ struct Holder {
     _lock: Flock<File>,
 }
 
-/// Serves the folder `directory` until the process is killed. Calls `ready` once clients can
-/// connect.
+/// Serves the folder `directory` until its client has left and no key is left. Calls `ready` once
+/// clients can connect. A client that loses its connection to that finds the socket gone, and
+/// starts another holder.
 ///
 /// # Errors
 /// `AddrInUse` when another holder serves the folder; otherwise what kept it from starting, or an
@@ -91,7 +92,9 @@ pub fn serve(
 ) -> io::Result<()> {
     let mut holder = Holder::start(directory, program)?;
     ready()?;
-    holder.run()
+    holder.run()?;
+    // While the lock is ours: the next holder's socket has the same name.
+    std::fs::remove_file(directory.join(SOCKET))
 }
 
 impl Holder {
@@ -154,7 +157,18 @@ impl Holder {
             // What follows from the events, whatever they were.
             self.send_launch();
             self.speak();
+            if self.is_done() {
+                return Ok(());
+            }
         }
+    }
+
+    /// Whether nobody needs this holder any more: it had clients, the last one has left, and there
+    /// is nothing that the next one could miss.
+    fn is_done(&self) -> bool {
+        let served = self.next_token > FIRST_CLIENT;
+        let idle = self.queue.is_empty() && self.in_flight.is_none();
+        served && self.client.is_none() && idle && self.registry.keys().next().is_none()
     }
 
     fn accept(&mut self) -> io::Result<()> {
