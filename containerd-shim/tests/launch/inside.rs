@@ -353,9 +353,4 @@ async fn cgroups_limit_freeze_and_go() {
         .unwrap()
         .remove()
         .unwrap();
-    let _ = host
-        .launcher
-        .cgroup(std::path::Path::new("/sandman-test"))
-        .unwrap()
-        .remove();
 }

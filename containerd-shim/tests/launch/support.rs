@@ -63,7 +63,13 @@ impl Host {
         make_rootfs(&dir.path().join("rootfs"));
         let holder = start_holder(dir.path());
         let (client, exits) = connect(dir.path()).await;
-        let cgroup = PathBuf::from("/sandman-test").join(dir.path().file_name().unwrap());
+        let name = dir
+            .path()
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .replace('.', "");
+        let cgroup = PathBuf::from(format!("/sandman-test-{name}"));
         let launcher = Launcher::new().unwrap();
         Self {
             dir,
