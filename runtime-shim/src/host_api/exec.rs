@@ -106,7 +106,7 @@ async fn end_each(host: Arc<Host>, execs: Vec<StaleExec>) {
     }
 }
 
-fn failure(kind: Kind, message: impl Into<String>) -> v1::ExecFailed {
+pub(super) fn failure(kind: Kind, message: impl Into<String>) -> v1::ExecFailed {
     v1::ExecFailed {
         kind: kind as i32,
         message: message.into(),
@@ -499,11 +499,11 @@ fn lost() -> Exit {
 
 /// Writes to the process, as fast as it reads. Once it has stopped reading, what the client sends
 /// is dropped, as the write end of a closed pipe would.
-async fn write(stdin: &mut Option<pipe::Sender>, data: &[u8]) {
+pub(super) async fn write(stdin: &mut Option<pipe::Sender>, data: &[u8]) {
     if let Some(pipe) = stdin
         && let Err(error) = pipe.write_all(data).await
     {
-        debug!(%error, "an exec does not read its stdin");
+        debug!(%error, "a process does not read its stdin");
         *stdin = None;
     }
 }

@@ -127,6 +127,8 @@ mod tests {
             waiting: waiting.map(str::to_owned),
             running: watch::channel(true).1,
             process: Default::default(),
+            listeners: None,
+            streams: Default::default(),
         }
     }
 

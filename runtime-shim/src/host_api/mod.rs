@@ -1,9 +1,11 @@
 //! The gRPC service that virtual nodes command this host by.
 
+mod attach;
 mod exec;
 mod fifo;
 mod inventory;
 mod logs;
+mod port_forward;
 mod process_group;
 mod pump;
 mod service;

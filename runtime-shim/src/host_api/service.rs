@@ -13,14 +13,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::inventory::InventorySource;
 use super::term::Term;
-use super::{exec, logs, watch};
+use super::{attach, exec, logs, port_forward, watch};
 use crate::sandbox::report::wire_time;
 use crate::sandbox::validate::Refusal;
 use crate::sandbox::{Sandboxes, WishError};
 use crate::spec::sandbox_cgroup;
 
 /// Messages of output that wait for a client: enough to keep the pipe busy, no more.
-const EXEC_BUFFER: usize = 8;
+const STREAM_BUFFER: usize = 8;
 const WATCH_BUFFER: usize = 64;
 
 /// `sandman.host.v1.Host`.
@@ -66,6 +66,8 @@ impl From<WishError> for Status {
 impl HostRpc for HostService {
     type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
     type ExecStream = ReceiverStream<Result<v1::ExecResponse, Status>>;
+    type AttachStream = ReceiverStream<Result<v1::ExecResponse, Status>>;
+    type PortForwardStream = ReceiverStream<Result<v1::PortForwardResponse, Status>>;
     type LogsStream = BoxStream<'static, Result<v1::LogsResponse, Status>>;
 
     async fn get_inventory(
@@ -146,9 +148,35 @@ impl HostRpc for HostService {
         &self,
         request: Request<Streaming<v1::ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
-        let (sender, receiver) = mpsc::channel(EXEC_BUFFER);
+        let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
         tokio::spawn(exec::serve(
             self.sandboxes.clone(),
+            request.into_inner(),
+            sender,
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::ExecRequest>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
+        tokio::spawn(attach::serve(
+            self.sandboxes.clone(),
+            request.into_inner(),
+            sender,
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<Streaming<v1::PortForwardRequest>>,
+    ) -> Result<Response<Self::PortForwardStream>, Status> {
+        let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
+        tokio::spawn(port_forward::serve(
+            self.sandboxes.host().clone(),
             request.into_inner(),
             sender,
         ));

@@ -1,15 +1,18 @@
-//! Copying from FIFOs into logs, for all containers of the host on one thread
-//! of its own: a slow disk holds up logs and nothing else.
+//! Copying from FIFOs into logs and to attached clients, for all containers of
+//! the host on one thread of its own: a slow disk holds up output and nothing
+//! else.
 
 use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 
+use bytes::Bytes;
 use tokio::net::unix::pipe;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::entry::Stream;
+use super::listen::Listeners;
 use super::write::Writer;
 
 /// Capacity of a FIFO, so one read takes all there is.
@@ -31,7 +34,7 @@ pub(super) struct Runtime {
 
 impl Runtime {
     pub(super) fn new() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_io().build()?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name("logs".to_owned());
@@ -51,6 +54,7 @@ impl Runtime {
         writer: Writer,
         stdout: &Path,
         stderr: Option<&Path>,
+        listeners: Listeners,
         finish: oneshot::Receiver<()>,
     ) -> io::Result<oneshot::Receiver<()>> {
         // Receivers belong to the runtime whose context they are opened in.
@@ -61,6 +65,7 @@ impl Runtime {
             writer,
             stdout: Some(stdout),
             stderr,
+            listeners,
             failing: false,
         };
         let (done, ended) = oneshot::channel();
@@ -82,7 +87,23 @@ struct Copy {
     writer: Writer,
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
+    listeners: Listeners,
     failing: bool,
+}
+
+/// What one read brought.
+enum Read {
+    /// Nothing more for now, or for ever.
+    Nothing,
+    /// Output; a copy of it if somebody listens.
+    Output(Option<Bytes>),
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // However it ended: nothing more comes.
+        self.listeners.close();
+    }
 }
 
 impl Copy {
@@ -93,22 +114,36 @@ impl Copy {
                 () = readable(self.stderr.as_ref()) => Stream::Stderr,
                 finished = &mut finish => {
                     if finished.is_ok() {
-                        self.read_rest(Stream::Stdout);
-                        self.read_rest(Stream::Stderr);
+                        self.read_rest(Stream::Stdout).await;
+                        self.read_rest(Stream::Stderr).await;
                     }
                     return;
                 }
             };
-            self.take(stream, pipe::Receiver::try_read);
+            let read = self.take(stream, pipe::Receiver::try_read);
+            self.pass_on(stream, read).await;
             // A container that writes without pause is always readable; the others on this
             // thread, and their ends, get their turns in between.
             tokio::task::yield_now().await;
         }
     }
 
-    fn read_rest(&mut self, stream: Stream) {
+    /// Hands output to those who listen; false if there was none.
+    async fn pass_on(&self, stream: Stream, read: Read) -> bool {
+        match read {
+            Read::Nothing => false,
+            Read::Output(None) => true,
+            Read::Output(Some(data)) => {
+                self.listeners.deliver(stream, data).await;
+                true
+            }
+        }
+    }
+
+    async fn read_rest(&mut self, stream: Stream) {
         for _ in 0..LAST_READS {
-            if !self.take(stream, read_now) {
+            let read = self.take(stream, read_now);
+            if !self.pass_on(stream, read).await {
                 break;
             }
         }
@@ -118,34 +153,36 @@ impl Copy {
         }
     }
 
-    /// Takes what one read brings; false if there is nothing more for now.
+    /// Takes what one read brings.
     fn take(
         &mut self,
         stream: Stream,
         read: impl FnOnce(&pipe::Receiver, &mut [u8]) -> io::Result<usize>,
-    ) -> bool {
+    ) -> Read {
         BUFFER.with_borrow_mut(|buffer| {
             let Some(pipe) = self.pipe(stream) else {
-                return false;
+                return Read::Nothing;
             };
             match read(pipe, buffer) {
                 Ok(0) => {
                     *self.pipe(stream) = None;
                     let ended = self.writer.end(stream);
                     self.judge(ended);
-                    false
+                    Read::Nothing
                 }
                 Ok(length) => {
-                    let written = self.writer.output(stream, &buffer[..length]);
+                    let output = &buffer[..length];
+                    let written = self.writer.output(stream, output);
                     self.judge(written);
-                    true
+                    let heard = !self.listeners.is_empty();
+                    Read::Output(heard.then(|| Bytes::copy_from_slice(output)))
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Read::Nothing,
                 Err(error) => {
                     *self.pipe(stream) = None;
                     let log = self.writer.path();
                     tracing::warn!(log = %log.display(), %error, "container output unreadable");
-                    false
+                    Read::Nothing
                 }
             }
         })
@@ -220,6 +257,7 @@ mod tests {
             writer: Writer::open(files, limits, bell).unwrap(),
             stdout: Some(open(&fifo).unwrap()),
             stderr: None,
+            listeners: Listeners::default(),
             failing: false,
         };
         let mut chatty = OpenOptions::new().write(true).open(&fifo).unwrap();

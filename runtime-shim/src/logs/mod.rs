@@ -14,12 +14,14 @@ use tokio::sync::{oneshot, watch};
 mod copy;
 mod entry;
 mod files;
+mod listen;
 mod query;
 mod read;
 mod tail;
 mod write;
 
 use self::files::Files;
+pub use self::listen::{ListenError, Listener, Listeners, Piece};
 use self::query::Query;
 use crate::eviction::{Disk, measure};
 
@@ -99,8 +101,14 @@ impl LogStore {
         files.create_folder()?;
         let writer = write::Writer::open(files, self.inner.limits, self.bell(id))?;
         let (finish, finished) = oneshot::channel();
-        let done = self.inner.copies.start(writer, stdout, stderr, finished)?;
-        Ok(ContainerLog { finish, done })
+        let listeners = Listeners::default();
+        let copies = &self.inner.copies;
+        let done = copies.start(writer, stdout, stderr, listeners.clone(), finished)?;
+        Ok(ContainerLog {
+            finish,
+            done,
+            listeners,
+        })
     }
 
     /// Reads a log. `running` is false once the container stopped *and* its
@@ -205,9 +213,16 @@ impl LogStore {
 pub struct ContainerLog {
     finish: oneshot::Sender<()>,
     done: oneshot::Receiver<()>,
+    listeners: Listeners,
 }
 
 impl ContainerLog {
+    /// Clients that are attached to the container.
+    #[must_use]
+    pub fn listeners(&self) -> &Listeners {
+        &self.listeners
+    }
+
     /// Call once the task is deleted and nobody writes any more: copies what
     /// the FIFOs still hold and ends.
     pub async fn finish(self) {

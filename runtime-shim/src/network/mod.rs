@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sandman_protocol::v1;
 
 mod cidr;
+mod loopback;
 mod namespace;
 mod netlink;
 mod nftables;
@@ -16,6 +17,7 @@ mod pod;
 mod pool;
 
 pub use self::cidr::{CidrError, Ipv4Cidr};
+pub use self::loopback::DialError;
 use self::namespace::Pins;
 use self::netlink::Socket;
 use self::netlink::route::by_index;

@@ -92,6 +92,18 @@ impl Pins {
         })
     }
 
+    /// Does `work` on a thread that is in the network namespace that is pinned.
+    pub(super) fn inside<T: Send>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let namespace = fs::File::open(self.path("net"))?;
+        on_own_thread(|| {
+            setns(&namespace, CloneFlags::CLONE_NEWNET)?;
+            work()
+        })
+    }
+
     fn create_on_this_thread(
         &self,
         hostname: &str,
@@ -152,7 +164,7 @@ impl Pins {
 
 /// A thread that changed its namespaces is never used for anything else; its
 /// last reference to them goes with it.
-fn on_own_thread(work: impl FnOnce() -> io::Result<()> + Send) -> io::Result<()> {
+fn on_own_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("netns".to_owned());
         let thread = thread.spawn_scoped(scope, work)?;

@@ -107,8 +107,11 @@ pub(super) fn reopen_log(
     name: &str,
     attempt: &Attempt,
 ) -> Option<ContainerLog> {
-    let tty = members(spec).any(|member| member.spec.name == name && member.spec.tty);
-    let stdio = host.container_stdio(&attempt.id, tty);
+    let streams = members(spec)
+        .find(|member| member.spec.name == name)
+        .map(|member| member.spec.into())
+        .unwrap_or_default();
+    let stdio = host.container_stdio(&attempt.id, streams);
     let id = LogId {
         uid: spec.uid.clone(),
         container: name.to_owned(),

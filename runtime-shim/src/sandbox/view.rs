@@ -8,6 +8,7 @@ use sandman_protocol::v1;
 use tokio::sync::{OnceCell, watch};
 
 use super::facts::Attempt;
+use crate::logs::Listeners;
 
 /// A sandbox at one moment.
 #[derive(Clone, Debug)]
@@ -33,6 +34,31 @@ pub struct ContainerView {
     pub running: watch::Receiver<bool>,
     /// The main process of the newest attempt as the runtime was given it, once somebody asked.
     pub process: Arc<OnceCell<Process>>,
+    /// Who listens to the newest attempt's output; `None` once it is over.
+    pub listeners: Option<Listeners>,
+    /// Which streams its process has.
+    pub streams: Streams,
+}
+
+/// The streams of a container's own process, as its pod asked for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Its input stays open for clients that attach.
+    pub stdin: bool,
+    /// Its input ends with the first of them.
+    pub stdin_once: bool,
+    /// All three are one terminal.
+    pub tty: bool,
+}
+
+impl From<&v1::Container> for Streams {
+    fn from(container: &v1::Container) -> Self {
+        Self {
+            stdin: container.stdin,
+            stdin_once: container.stdin_once,
+            tty: container.tty,
+        }
+    }
 }
 
 impl ContainerView {

@@ -6,4 +6,5 @@
 mod exec;
 mod faults;
 mod sandbox;
+mod streams;
 mod support;

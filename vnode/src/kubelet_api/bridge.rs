@@ -1,5 +1,6 @@
-//! Joins a client's remote-command session to the `Exec` stream of the pod's
-//! host: input one way, output the other, each no faster than its reader.
+//! Joins a client's remote-command session to the `Exec` or `Attach` stream of
+//! the pod's host: input one way, output the other, each no faster than its
+//! reader.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,8 +39,18 @@ const START_WAIT: Duration = Duration::from_secs(60);
 /// Afterwards the stream is dropped, which tells it once more.
 const CANCEL_WAIT: Duration = Duration::from_secs(10);
 
-/// One exec on its way to the host.
+/// What a session joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    /// A process of its own.
+    Exec,
+    /// The container's own process.
+    Attach,
+}
+
+/// One exec or attach on its way to the host.
 pub(super) struct Bridge {
+    pub(super) call: Call,
     pub(super) client: HostClient<Channel>,
     pub(super) start: v1::ExecStart,
     pub(super) metrics: ApiMetrics,
@@ -52,7 +63,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Runs the command to its end.
+    /// Runs the session to its end.
     pub(super) async fn run(mut self, session: RemoteCommand) -> Outcome {
         let RemoteCommand {
             stdin,
@@ -61,7 +72,8 @@ impl Bridge {
             mut resize,
             client_gone,
         } = session;
-        if self.start.tty {
+        // An attached process runs already, with whatever size it has.
+        if self.start.tty && self.call == Call::Exec {
             self.start.size = first_size(&mut resize).await.map(size);
         }
         let terminal = self.start.tty;
@@ -71,7 +83,13 @@ impl Bridge {
         };
         // The channel is new and its receiver is in scope: there is room.
         let _ = requests.send(start).await;
-        let opening = self.client.exec(ReceiverStream::new(receiver));
+        let requested = ReceiverStream::new(receiver);
+        let opening = async {
+            match self.call {
+                Call::Exec => self.client.exec(requested).await,
+                Call::Attach => self.client.attach(requested).await,
+            }
+        };
         let responses = match tokio::time::timeout(START_WAIT, opening).await {
             Ok(Ok(responses)) => responses.into_inner(),
             Ok(Err(status)) => return self.host_failed(&status),
@@ -82,10 +100,10 @@ impl Bridge {
             }
         };
 
-        let grace = if terminal {
-            Some(TERMINAL_GRACE)
-        } else {
-            self.client_loss_grace
+        let grace = match self.call {
+            Call::Exec if !terminal => self.client_loss_grace,
+            // A container does not mind who listens.
+            Call::Exec | Call::Attach => Some(TERMINAL_GRACE),
         };
         let input = InputPump {
             requests,
@@ -97,7 +115,7 @@ impl Bridge {
         tokio::select! {
             outcome = output => outcome,
             // The process did not end although it was told to.
-            () = input => failed("the client has gone"),
+            () = input => self.call.failed("the client has gone"),
         }
     }
 
@@ -112,15 +130,17 @@ impl Bridge {
                 Ok(Some(response)) => response.message,
                 Ok(None) => {
                     self.meter.finish("host_lost");
-                    return failed("the host ended the stream before the command ended");
+                    let reason = "the host ended the stream before the command ended";
+                    return self.call.failed(reason);
                 }
                 Err(status) => return self.host_failed(&status),
             };
             match message {
-                Some(Response::Started(_)) => self
+                Some(Response::Started(_)) if self.call == Call::Exec => self
                     .metrics
                     .exec_start_seconds
                     .observe(self.arrived.elapsed().as_secs_f64()),
+                Some(Response::Started(_)) => {}
                 Some(Response::Stdout(chunk)) => self.forward(&mut stdout, chunk).await,
                 Some(Response::Stderr(chunk)) => self.forward(&mut stderr, chunk).await,
                 Some(Response::Exited(exited)) => {
@@ -129,7 +149,8 @@ impl Bridge {
                 }
                 Some(Response::Failed(failure)) => {
                     self.meter.finish("not_started");
-                    return failed(&failure_text(&failure, &self.start.container));
+                    let text = failure_text(&failure, &self.start.container);
+                    return self.call.failed(&text);
                 }
                 // A message of a newer host; what matters is understood.
                 None => {}
@@ -158,9 +179,10 @@ impl Bridge {
             container = %self.start.container,
             code = ?status.code(),
             error = status.message(),
-            "exec stream to the host failed"
+            "stream to the host failed"
         );
-        failed(&format!("the host failed: {}", status.message()))
+        self.call
+            .failed(&format!("the host failed: {}", status.message()))
     }
 }
 
@@ -261,9 +283,24 @@ fn size(size: TerminalSize) -> v1::TerminalSize {
     }
 }
 
-fn failed(reason: &str) -> Outcome {
-    Outcome::Failed {
-        message: format!("error executing command in container: {reason}"),
+impl Call {
+    /// Its name in metrics and logs.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Attach => "attach",
+        }
+    }
+
+    /// Upstream's words for a session that failed.
+    fn failed(self, reason: &str) -> Outcome {
+        let what = match self {
+            Self::Exec => "error executing command in container",
+            Self::Attach => "error attaching to container",
+        };
+        Outcome::Failed {
+            message: format!("{what}: {reason}"),
+        }
     }
 }
 
@@ -275,7 +312,7 @@ fn exit_code(code: i32) -> u8 {
 /// What the user reads when the command could not be started. Tools look for
 /// both phrases of a missing executable: older runtimes wrote the first, runc
 /// writes the second.
-fn failure_text(failure: &v1::ExecFailed, container: &str) -> String {
+pub(super) fn failure_text(failure: &v1::ExecFailed, container: &str) -> String {
     const FINDING: &str = "error finding executable";
     let message = &failure.message;
     match failure.kind() {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::api::Api;
 use super::authn::AuthnError;
 use super::authz::{AuthzError, attributes};
+use super::bridge::Call;
 use super::configz;
 use super::listener::Peer;
 use super::metrics::RequestLabels;
@@ -21,7 +22,7 @@ use super::respond::{Body, json, later, method_not_allowed, text, typed};
 use super::review::ReviewError;
 use super::route::{self, NoRoute, Route};
 use super::stats::{self, NodeUsage, resource_metrics, summary::Summary};
-use super::{exec, health, logs, target};
+use super::{health, logs, port_forward, remote_command, run};
 use crate::metrics::{CONTENT_TYPE, Reason, render};
 
 /// A process that started lists its pods well within this.
@@ -148,28 +149,15 @@ async fn handle(
         Route::ResourceMetrics => usage(api, resource_metrics).await,
         Route::Configz => json(&configz::document(&api.config.configz)),
         Route::ContainerLogs(wanted) => logs::respond(api, &wanted, &query()).await,
-        Route::Exec(wanted) => exec::respond(api, peer, &wanted, request).await,
-        Route::Attach(wanted) => not_served(
-            target::running_container(&*api.node.pods, &wanted).map(drop),
-            "attach is not supported by this node; use exec or logs",
-        ),
-        Route::Run(wanted) => not_served(
-            target::running_container(&*api.node.pods, &wanted).map(drop),
-            "run is not supported by this node; use exec",
-        ),
-        Route::PortForward(wanted) => not_served(
-            target::pod(&*api.node.pods, &wanted).map(drop),
-            "port-forward is not supported by this node; connect to the pod's IP address",
-        ),
+        Route::Exec(wanted) => {
+            remote_command::respond(api, peer, Call::Exec, &wanted, request).await
+        }
+        Route::Attach(wanted) => {
+            remote_command::respond(api, peer, Call::Attach, &wanted, request).await
+        }
+        Route::Run(wanted) => run::respond(api, peer, &wanted, &query()).await,
+        Route::PortForward(wanted) => port_forward::respond(api, peer, &wanted, request).await,
         Route::Disabled(reason) => text(StatusCode::METHOD_NOT_ALLOWED, format!("{reason}\n")),
-    }
-}
-
-/// 501, unless the pod or container is not there either.
-fn not_served(found: Result<(), target::Refused>, reason: &'static str) -> Response<Body> {
-    match found {
-        Ok(()) => text(StatusCode::NOT_IMPLEMENTED, reason),
-        Err(refused) => text(refused.status, refused.body),
     }
 }
 

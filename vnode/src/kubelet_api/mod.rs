@@ -2,8 +2,9 @@
 //! that the API server, metrics-server and Prometheus make of a kubelet.
 //!
 //! A request goes through `listener` (TLS, limits), `dispatch` (who, may they,
-//! what), and one handler. An exec goes on in `exec` (refusals, 101) and `bridge`
-//! (client ↔ host); the client's protocol is the business of `sandman_streaming`.
+//! what), and one handler. An exec or attach goes on in `remote_command`
+//! (refusals, 101) and `bridge` (client ↔ host), a port-forward in
+//! `port_forward`; the client's protocol is the business of `sandman_streaming`.
 //! Upstream: `pkg/kubelet/server` of Kubernetes 1.36.
 
 mod admission;
@@ -14,22 +15,25 @@ mod bridge;
 mod client_ca;
 mod configz;
 mod dispatch;
-mod exec;
 mod health;
 mod listener;
 mod log_query;
 mod logs;
 mod metrics;
+mod port_forward;
 mod query;
+mod remote_command;
 mod respond;
 mod review;
 mod review_cache;
 mod route;
+mod run;
 mod stats;
 mod target;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod upgrade;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -25,8 +25,8 @@ impl Refused {
     }
 }
 
-/// The pod of an exec, attach, run or port-forward request.
-pub(super) fn pod(view: &dyn PodView, wanted: &PodRef) -> Result<Arc<Pod>, Refused> {
+/// The pod of an exec, attach or run request.
+fn pod(view: &dyn PodView, wanted: &PodRef) -> Result<Arc<Pod>, Refused> {
     view.find(&wanted.namespace, &wanted.name)
         .ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "pod does not exist"))
 }
@@ -38,19 +38,7 @@ pub(super) fn running_container(
     wanted: &ContainerRef,
 ) -> Result<Arc<Pod>, Refused> {
     let pod = pod(view, &wanted.pod)?;
-    let same = wanted
-        .pod
-        .uid
-        .as_ref()
-        .is_none_or(|uid| pod.metadata.uid.as_ref() == Some(uid));
-    let running = same
-        && pod
-            .status
-            .as_ref()
-            .and_then(|status| container_status(status, &wanted.container))
-            .and_then(|status| status.state.as_ref())
-            .is_some_and(|state| state.running.is_some());
-    if running {
+    if is_that_one(&pod, &wanted.pod) && runs(&pod, &wanted.container) {
         Ok(pod)
     } else {
         Err(Refused::new(
@@ -58,6 +46,71 @@ pub(super) fn running_container(
             format!("container not found ({:?})", wanted.container),
         ))
     }
+}
+
+/// The pod of an attach request, if the named container of it runs.
+pub(super) fn attached_container(
+    view: &dyn PodView,
+    wanted: &ContainerRef,
+) -> Result<Arc<Pod>, Refused> {
+    let pod = pod(view, &wanted.pod)?;
+    if is_that_one(&pod, &wanted.pod) && runs(&pod, &wanted.container) {
+        return Ok(pod);
+    }
+    let PodRef {
+        namespace, name, ..
+    } = &wanted.pod;
+    let container = &wanted.container;
+    Err(Refused::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("container {container} not found in pod {name}_{namespace}"),
+    ))
+}
+
+/// The pod of a port-forward request, if it is not over.
+pub(super) fn forwarded_pod(view: &dyn PodView, wanted: &PodRef) -> Result<Arc<Pod>, Refused> {
+    let pod = pod(view, wanted)?;
+    if !is_that_one(&pod, wanted) {
+        return Err(Refused::new(StatusCode::NOT_FOUND, "pod not found"));
+    }
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_ref());
+    if phase.is_some_and(|phase| phase == "Succeeded" || phase == "Failed") {
+        let PodRef {
+            namespace, name, ..
+        } = wanted;
+        return Err(Refused::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("pod not found (\"{name}_{namespace}\")"),
+        ));
+    }
+    Ok(pod)
+}
+
+/// Whether a container has a terminal from its start.
+pub(super) fn has_terminal(pod: &Pod, container: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let inits = spec.init_containers.iter().flatten();
+    let ephemerals = spec.ephemeral_containers.iter().flatten();
+    spec.containers
+        .iter()
+        .chain(inits)
+        .map(|known| (&known.name, known.tty))
+        .chain(ephemerals.map(|known| (&known.name, known.tty)))
+        .any(|(name, tty)| name == container && tty == Some(true))
+}
+
+/// A UID in the path must be the pod's own.
+fn is_that_one(pod: &Pod, wanted: &PodRef) -> bool {
+    let wanted = wanted.uid.as_ref();
+    wanted.is_none_or(|uid| pod.metadata.uid.as_ref() == Some(uid))
+}
+
+fn runs(pod: &Pod, container: &str) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| container_status(status, container))
+        .and_then(|status| status.state.as_ref())
+        .is_some_and(|state| state.running.is_some())
 }
 
 /// The pod of a log request, if the named container has the wanted log.
@@ -241,6 +294,37 @@ mod tests {
                 .map(|refused| (refused.status.as_u16(), refused.body));
             assert_eq!(refused, want, "{pod} {uid:?} {container}");
         }
+    }
+
+    #[test]
+    fn attach_and_port_forward_refuse_in_their_own_words() {
+        let statuses = json!({
+            "phase": "Running",
+            "containerStatuses": [status("c", json!({"running": {}}), json!({}))],
+        });
+        let running = view(statuses);
+        assert!(attached_container(&running, &wanted("p", None, "c")).is_ok());
+        let refused = |found: Result<Arc<Pod>, Refused>| {
+            let refused = found.expect_err("a refusal");
+            (refused.status.as_u16(), refused.body)
+        };
+        for (uid, container) in [(Some("u-0"), "c"), (None, "new")] {
+            assert_eq!(
+                refused(attached_container(&running, &wanted("p", uid, container))),
+                (500, format!("container {container} not found in pod p_ns"))
+            );
+        }
+        let forward = |uid| wanted("p", uid, "").pod;
+        assert!(forwarded_pod(&running, &forward(Some("u-1"))).is_ok());
+        assert_eq!(
+            refused(forwarded_pod(&running, &forward(Some("u-0")))),
+            (404, "pod not found".into())
+        );
+        let over = view(json!({"phase": "Succeeded"}));
+        assert_eq!(
+            refused(forwarded_pod(&over, &forward(None))),
+            (500, "pod not found (\"p_ns\")".into())
+        );
     }
 
     #[test]

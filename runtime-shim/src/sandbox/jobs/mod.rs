@@ -28,6 +28,7 @@ use super::identity::{Identity, Kind};
 use super::live::Waiting;
 use super::queue::{CreationQueue, Permit};
 use super::store::Store;
+use super::view::Streams;
 use crate::images::{Image, ImageError, Images};
 use crate::logs::LogStore;
 use crate::metrics::{Metrics, Phase};
@@ -108,15 +109,15 @@ pub enum Outcome {
 }
 
 impl Host {
-    /// FIFOs of a container's output.
+    /// FIFOs of a container.
     #[must_use]
-    pub fn container_stdio(&self, container_id: &str, tty: bool) -> Stdio {
+    pub fn container_stdio(&self, container_id: &str, streams: Streams) -> Stdio {
         let dir = self.fifo_dir.join(container_id);
         Stdio {
-            stdin: None,
+            stdin: streams.stdin.then(|| dir.join("stdin")),
             stdout: Some(dir.join("stdout")),
-            stderr: (!tty).then(|| dir.join("stderr")),
-            terminal: tty,
+            stderr: (!streams.tty).then(|| dir.join("stderr")),
+            terminal: streams.tty,
         }
     }
 

@@ -17,7 +17,7 @@ use crate::images::Image;
 use crate::logs::ContainerLog;
 use crate::metrics::Phase;
 use crate::network::PodNetwork;
-use crate::runtime::{NewContainer, RootMount, RuntimeError};
+use crate::runtime::{NewContainer, RootMount, RuntimeError, Stdio};
 use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, VolumePaths};
 use crate::sandbox::identity::Identity;
 use crate::sandbox::live::Waiting;
@@ -171,11 +171,11 @@ async fn create(
     };
     host.runtime.create(&container).await?;
 
-    make_fifos(&host.fifo_dir.join(id), request.container.tty).map_err(|source| Trouble::Io {
+    let stdio = host.container_stdio(id, (&request.container).into());
+    make_fifos(&host.fifo_dir.join(id), &stdio).map_err(|source| Trouble::Io {
         what: "making the container's FIFOs",
         source,
     })?;
-    let stdio = host.container_stdio(id, request.container.tty);
     let log = stdio
         .stdout
         .as_deref()
@@ -206,7 +206,7 @@ async fn run(
     log: Option<ContainerLog>,
 ) -> Started {
     let begin = Instant::now();
-    let stdio = host.container_stdio(id, request.container.tty);
+    let stdio = host.container_stdio(id, (&request.container).into());
     let mut result = host.runtime.create_task(id, root, &stdio).await;
     if result.is_ok() {
         result = host.runtime.start(id).await;
@@ -450,15 +450,13 @@ fn localhost_profile(
     }
 }
 
-fn make_fifos(dir: &Path, tty: bool) -> std::io::Result<()> {
+fn make_fifos(dir: &Path, stdio: &Stdio) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    let names: &[&str] = if tty {
-        &["stdout"]
-    } else {
-        &["stdout", "stderr"]
-    };
-    for name in names {
-        match mkfifo(&dir.join(name), Mode::S_IRUSR | Mode::S_IWUSR) {
+    for path in [&stdio.stdin, &stdio.stdout, &stdio.stderr]
+        .into_iter()
+        .flatten()
+    {
+        match mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR) {
             Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -91,6 +91,9 @@ impl Worker {
                 let process = output
                     .map(|output| output.process.clone())
                     .unwrap_or_default();
+                let listeners = output
+                    .and_then(|output| output.log.as_ref())
+                    .map(|log| log.listeners().clone());
                 let attempt = self.facts.attempt(name).cloned();
                 (
                     name.clone(),
@@ -99,6 +102,8 @@ impl Worker {
                         waiting,
                         running,
                         process,
+                        listeners,
+                        streams: member.spec.into(),
                     },
                 )
             })

@@ -121,3 +121,30 @@ fn creations_and_deletions_in_flight_are_finished() {
         Ok(())
     });
 }
+
+#[test]
+fn a_containers_input_stays_open_over_a_restart() {
+    Scope::run(|scope| async move {
+        let mut main = container(&scope.cluster, "main", "exec cat");
+        main.stdin = Some(true);
+        scope
+            .ready_pod(&PodBuilder::new("cat").container(main).build())
+            .await?;
+        kill_all(&scope).await?;
+        start_all(&scope).await?;
+        let pods: Api<Pod> = scope.api();
+        wait_pod(&pods, "cat", "ready again", is_ready).await?;
+        let params = kube::api::AttachParams::default().stdin(true).stderr(false);
+        let mut attached = pods.attach("cat", &params).await?;
+        let mut stdin = attached.stdin().context("stdin")?;
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, b"hello\n").await?;
+        let mut stdout = attached.stdout().context("stdout")?;
+        let mut echo = [0; 6];
+        let read = tokio::io::AsyncReadExt::read_exact(&mut stdout, &mut echo);
+        tokio::time::timeout(sandman_integration::DEADLINE, read)
+            .await
+            .context("no echo")??;
+        ensure!(&echo == b"hello\n", "{echo:?}");
+        Ok(())
+    });
+}

@@ -1,6 +1,7 @@
 //! Tests that leave the cluster as they found it, run side by side.
 
 mod admission;
+mod attach;
 mod copy;
 mod deletion;
 mod eviction;
@@ -13,6 +14,7 @@ mod kubelet_api;
 mod lifecycle;
 mod logs;
 mod node_identity;
+mod port_forward;
 mod restart;
 mod sharing;
 mod transport;

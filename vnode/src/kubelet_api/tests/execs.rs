@@ -121,12 +121,13 @@ async fn refusals_come_before_the_upgrade() {
             "container not found (\"main\")",
         ),
         (
-            "/attach/ns/pod/main?output=1",
-            501,
-            "attach is not supported",
+            "/attach/ns/pod/late?output=1",
+            500,
+            "container late not found in pod pod_ns",
         ),
         ("/attach/ns/none/main?output=1", 404, "pod does not exist"),
-        ("/portForward/ns/pod", 501, "port-forward is not supported"),
+        ("/portForward/ns/none", 404, "pod does not exist"),
+        ("/portForward/ns/pod/uid-0", 404, "pod not found"),
     ] {
         let (found, text) = server.get(ADMIN, path).await;
         assert_eq!(found, code, "{path}: {text}");
@@ -138,4 +139,41 @@ async fn refusals_come_before_the_upgrade() {
     *server.hosts.client.lock().expect("not poisoned") = None;
     let refused = server.exec(ADMIN, "command=cat&output=1").await.err();
     assert_eq!(refused, Some((503, "host host-0 cannot be reached".into())));
+}
+
+#[tokio::test]
+async fn attach_joins_the_containers_own_process() {
+    let server = Server::start().await;
+    let path = "/attach/ns/pod/main?input=1&output=1&command=ignored";
+    let attach = server.websocket(ADMIN, path, "v5.channel.k8s.io").await;
+    let mut attach = attach.expect("a session");
+    attach.write(0, b"hello").await;
+    attach.close_stdin().await;
+    let output = attach.finish().await;
+    assert_eq!(output.stdout, b"hello");
+    assert_eq!(output.status["status"], "Success");
+}
+
+#[tokio::test]
+async fn run_answers_with_the_output() {
+    let server = Server::start().await;
+    for (query, code, body) in [
+        ("cmd=size", 200, "0x0"),
+        ("cmd=exit%200", 200, "bye"),
+        ("cmd=exit+3", 500, "command 'exit 3' exited with 3: bye"),
+        ("", 400, "query parameter \"cmd\" is required"),
+        (
+            "cmd=missing",
+            500,
+            r#"error finding executable: exec: "missing": executable file not found in $PATH"#,
+        ),
+        ("cmd=die", 500, "the host failed: host fell over"),
+    ] {
+        let path = format!("/run/ns/pod/main?{query}");
+        let answer = server.send(ADMIN, http::Method::POST, &path).await;
+        assert_eq!(answer, (code, body.into()), "{query}");
+    }
+    let path = "/run/ns/pod/uid-0/main?cmd=size";
+    let answer = server.send(ADMIN, http::Method::POST, path).await;
+    assert_eq!(answer, (500, "container not found (\"main\")".into()));
 }

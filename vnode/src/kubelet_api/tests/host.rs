@@ -8,6 +8,8 @@ use futures::{Stream, StreamExt};
 use sandman_protocol::v1::exec_request::Message as Request;
 use sandman_protocol::v1::exec_response::Message as Response;
 use sandman_protocol::v1::host_server::{Host, HostServer};
+use sandman_protocol::v1::port_forward_request::Message as ForwardRequest;
+use sandman_protocol::v1::port_forward_response::Message as ForwardResponse;
 use sandman_protocol::v1::{self as v1};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -19,6 +21,7 @@ use tonic::{Status, Streaming};
 pub(super) enum Seen {
     Cancelled,
     ExecDropped,
+    ForwardEnded,
     LogDropped,
 }
 
@@ -131,6 +134,66 @@ impl Host for Scripted {
     type ExecStream = Answers<v1::ExecResponse>;
     type LogsStream = Answers<v1::LogsResponse>;
     type WatchStream = Answers<v1::WatchResponse>;
+    type AttachStream = Answers<v1::ExecResponse>;
+    type PortForwardStream = Answers<v1::PortForwardResponse>;
+
+    /// The container echoes as `cat` does and ends with its input.
+    async fn attach(
+        &self,
+        request: tonic::Request<Streaming<v1::ExecRequest>>,
+    ) -> Answer<Self::AttachStream> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.and_then(|first| first.message);
+        let Some(Request::Start(mut start)) = first else {
+            return Err(Status::invalid_argument("the first message is start"));
+        };
+        assert!(start.command.is_empty(), "{start:?}");
+        start.command.push("cat".into());
+        let (answers, receiver) = mpsc::channel(4);
+        tokio::spawn(play(start, input, answers, self.seen.clone()));
+        Ok(tonic::Response::new(Box::pin(ReceiverStream::new(
+            receiver,
+        ))))
+    }
+
+    /// Port 7 echoes until the half close, then says `bye`; on others nobody
+    /// listens.
+    async fn port_forward(
+        &self,
+        request: tonic::Request<Streaming<v1::PortForwardRequest>>,
+    ) -> Answer<Self::PortForwardStream> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.and_then(|first| first.message);
+        let Some(ForwardRequest::Start(start)) = first else {
+            return Err(Status::invalid_argument("the first message is start"));
+        };
+        let (answers, receiver) = mpsc::channel(4);
+        let seen = self.seen.clone();
+        tokio::spawn(async move {
+            let send = |message| {
+                let message = Some(message);
+                answers.send(Ok(v1::PortForwardResponse { message }))
+            };
+            if start.port != 7 {
+                let message = "connect: connection refused".into();
+                let failed = v1::PortForwardFailed { message };
+                let _ = send(ForwardResponse::Failed(failed)).await;
+                return;
+            }
+            let _ = send(ForwardResponse::Opened(v1::PortForwardOpened {})).await;
+            // Until a loss, or a half close that may be followed by one.
+            while let Some(Ok(request)) = input.next().await {
+                if let Some(ForwardRequest::Data(data)) = request.message {
+                    let _ = send(ForwardResponse::Data(data)).await;
+                }
+            }
+            let _ = seen.send(Seen::ForwardEnded);
+            let _ = send(ForwardResponse::Data(Bytes::from_static(b"bye"))).await;
+        });
+        Ok(tonic::Response::new(Box::pin(ReceiverStream::new(
+            receiver,
+        ))))
+    }
 
     async fn exec(
         &self,

@@ -4,6 +4,7 @@
 mod access;
 mod cluster;
 mod execs;
+mod forwards;
 mod host;
 mod observing;
 mod pki;

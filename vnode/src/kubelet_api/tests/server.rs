@@ -178,10 +178,21 @@ impl Server {
 
     /// A WebSocket exec, or the code and body of its refusal.
     pub(super) async fn exec(&self, who: As<'_>, query: &str) -> Result<Exec, (u16, String)> {
+        let path = format!("/exec/ns/pod/main?{query}");
+        self.websocket(who, &path, "v5.channel.k8s.io").await
+    }
+
+    /// A WebSocket session, or the code and body of its refusal.
+    pub(super) async fn websocket(
+        &self,
+        who: As<'_>,
+        path: &str,
+        protocol: &'static str,
+    ) -> Result<Exec, (u16, String)> {
         let stream = self.connect(who, b"http/1.1").await;
-        let path = format!("wss://localhost/exec/ns/pod/main?{query}");
+        let path = format!("wss://localhost{path}");
         let mut request = path.into_client_request().expect("a request");
-        let protocol = http::HeaderValue::from_static("v5.channel.k8s.io");
+        let protocol = http::HeaderValue::from_static(protocol);
         request
             .headers_mut()
             .insert("sec-websocket-protocol", protocol);
@@ -243,6 +254,24 @@ impl Exec {
 
     pub(super) async fn close_stdin(&mut self) {
         self.write(255, &[0]).await;
+    }
+
+    /// The next message with something in it: channel and payload.
+    pub(super) async fn next(&mut self) -> Option<(u8, Vec<u8>)> {
+        loop {
+            let next = timeout(SOON, self.socket.next()).await.expect("in time");
+            match next {
+                Some(Ok(Message::Binary(message))) => match message.split_first() {
+                    Some((channel, payload)) if !payload.is_empty() => {
+                        return Some((*channel, payload.to_vec()));
+                    }
+                    _ => {}
+                },
+                Some(Ok(Message::Close(_))) | None => return None,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => panic!("{error}"),
+            }
+        }
     }
 
     /// Reads to the close.
