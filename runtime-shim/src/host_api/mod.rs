@@ -9,6 +9,7 @@ mod port_forward;
 mod process_group;
 mod pump;
 mod service;
+mod stats;
 mod term;
 mod watch;
 

@@ -13,11 +13,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::inventory::InventorySource;
 use super::term::Term;
-use super::{attach, exec, logs, port_forward, watch};
-use crate::sandbox::report::wire_time;
+use super::{attach, exec, logs, port_forward, stats, watch};
 use crate::sandbox::validate::Refusal;
 use crate::sandbox::{Sandboxes, WishError};
-use crate::spec::sandbox_cgroup;
 
 /// Messages of output that wait for a client: enough to keep the pipe busy, no more.
 const STREAM_BUFFER: usize = 8;
@@ -202,45 +200,9 @@ impl HostRpc for HostService {
     ) -> Result<Response<v1::Stats>, Status> {
         let sandboxes = self.sandboxes.clone();
         // Thousands of small files: not on a thread that serves streams.
-        let stats = tokio::task::spawn_blocking(move || stats(&sandboxes))
+        let stats = tokio::task::spawn_blocking(move || stats::collect(&sandboxes))
             .await
             .map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(stats))
-    }
-}
-
-fn stats(sandboxes: &Sandboxes) -> v1::Stats {
-    let host = sandboxes.host();
-    let reports = sandboxes.views().into_iter().filter_map(|(uid, view)| {
-        let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, &uid);
-        let containers: Vec<v1::ContainerStats> = view
-            .containers
-            .iter()
-            .filter_map(|(name, container)| {
-                let attempt = container.running_attempt()?;
-                let path = cgroup.join(&attempt.id);
-                // One that ends in this moment has no figures, and is left out.
-                let usage = host.stats.cgroup_usage(&path.to_string_lossy()).ok()?;
-                let crate::sandbox::facts::Phase::Running { since } = attempt.phase else {
-                    return None;
-                };
-                Some(v1::ContainerStats {
-                    name: name.clone(),
-                    started_at: Some(wire_time(since)),
-                    usage: Some(usage),
-                })
-            })
-            .collect();
-        (!containers.is_empty()).then(|| v1::SandboxStats {
-            uid,
-            namespace: view.namespace.clone(),
-            name: view.name.clone(),
-            containers,
-        })
-    });
-    v1::Stats {
-        host: host.stats.host_usage().ok(),
-        sandboxes: reports.collect(),
-        at: Some(wire_time(jiff::Timestamp::now())),
     }
 }

@@ -148,6 +148,12 @@ impl LogStore {
         }
     }
 
+    /// The folder of all logs.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.inner.root
+    }
+
     /// Removes the logs of the container's attempts before `id`'s but the one
     /// that is `previous` to it.
     ///
@@ -163,10 +169,16 @@ impl LogStore {
     /// # Errors
     /// The folder is unreadable.
     pub(crate) async fn usage(&self, uid: &str, container: &str) -> io::Result<Disk> {
-        files::check_name(uid)?;
-        files::check_name(container)?;
-        let folder = self.inner.root.join(uid).join(container);
+        let folder = self.folder(uid, container)?;
         blocking(move || measure::tree(&folder)).await
+    }
+
+    /// The same, for a thread that may wait for the disk.
+    ///
+    /// # Errors
+    /// The folder is unreadable.
+    pub(crate) fn usage_now(&self, uid: &str, container: &str) -> io::Result<Disk> {
+        measure::tree(&self.folder(uid, container)?)
     }
 
     /// Removes all logs of a pod; succeeds if there are none.
@@ -184,12 +196,13 @@ impl LogStore {
     }
 
     fn files(&self, id: &LogId) -> io::Result<Files> {
-        files::check_name(&id.uid)?;
-        files::check_name(&id.container)?;
-        Ok(Files::new(
-            self.inner.root.join(&id.uid).join(&id.container),
-            id.attempt,
-        ))
+        Ok(Files::new(self.folder(&id.uid, &id.container)?, id.attempt))
+    }
+
+    fn folder(&self, uid: &str, container: &str) -> io::Result<PathBuf> {
+        files::check_name(uid)?;
+        files::check_name(container)?;
+        Ok(self.inner.root.join(uid).join(container))
     }
 
     /// The bell that rings when the log grew.

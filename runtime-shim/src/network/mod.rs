@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sandman_protocol::v1;
 
 mod cidr;
+mod counters;
 mod loopback;
 mod namespace;
 mod netlink;

@@ -128,15 +128,23 @@ fn usage_v2(path: &Path) -> io::Result<Usage> {
     let stat = read(path.join("memory.stat"))?;
     let usage = single(&read(path.join("memory.current"))?).unwrap_or_default();
     let inactive_file = keyed(&stat, "inactive_file").unwrap_or_default();
+    let micros = |key| keyed(&cpu, key).unwrap_or_default().saturating_mul(1000);
     Ok(Usage {
-        cpu_nanos: keyed(&cpu, "usage_usec")
-            .unwrap_or_default()
-            .saturating_mul(1000),
+        cpu_nanos: micros("usage_usec"),
         memory_working_set_bytes: usage.saturating_sub(inactive_file),
         memory_usage_bytes: usage,
         memory_rss_bytes: keyed(&stat, "anon").unwrap_or_default(),
         swap_bytes: single(&read(path.join("memory.swap.current"))?).unwrap_or_default(),
         processes: single(&read(path.join("pids.current"))?).unwrap_or_default(),
+        cpu_user_nanos: micros("user_usec"),
+        cpu_system_nanos: micros("system_usec"),
+        cpu_periods: keyed(&cpu, "nr_periods").unwrap_or_default(),
+        cpu_throttled_periods: keyed(&cpu, "nr_throttled").unwrap_or_default(),
+        cpu_throttled_nanos: micros("throttled_usec"),
+        memory_cache_bytes: keyed(&stat, "file").unwrap_or_default(),
+        page_faults: keyed(&stat, "pgfault").unwrap_or_default(),
+        major_page_faults: keyed(&stat, "pgmajfault").unwrap_or_default(),
+        oom_kills: keyed(&read(path.join("memory.events"))?, "oom_kill").unwrap_or_default(),
     })
 }
 
@@ -146,6 +154,8 @@ fn usage_v1(cpuacct: &Path, memory: &Path, pids: Option<&Path>) -> io::Result<Us
     let usage = single(&read(memory.join("memory.usage_in_bytes"))?).unwrap_or_default();
     let inactive_file = keyed(&stat, "total_inactive_file").unwrap_or_default();
     let pids = pids.map_or(Ok(String::new()), |path| read(path.join("pids.current")))?;
+    let cpu = read(cpuacct.join("cpu.stat"))?;
+    let oom = read(memory.join("memory.oom_control"))?;
     Ok(Usage {
         cpu_nanos: single(&read(cpuacct.join("cpuacct.usage"))?).unwrap_or_default(),
         memory_working_set_bytes: usage.saturating_sub(inactive_file),
@@ -153,6 +163,16 @@ fn usage_v1(cpuacct: &Path, memory: &Path, pids: Option<&Path>) -> io::Result<Us
         memory_rss_bytes: keyed(&stat, "total_rss").unwrap_or_default(),
         swap_bytes: keyed(&stat, "total_swap").unwrap_or_default(),
         processes: single(&pids).unwrap_or_default(),
+        cpu_user_nanos: single(&read(cpuacct.join("cpuacct.usage_user"))?).unwrap_or_default(),
+        cpu_system_nanos: single(&read(cpuacct.join("cpuacct.usage_sys"))?).unwrap_or_default(),
+        // cpu and cpuacct are one hierarchy everywhere that systemd set up.
+        cpu_periods: keyed(&cpu, "nr_periods").unwrap_or_default(),
+        cpu_throttled_periods: keyed(&cpu, "nr_throttled").unwrap_or_default(),
+        cpu_throttled_nanos: keyed(&cpu, "throttled_time").unwrap_or_default(),
+        memory_cache_bytes: keyed(&stat, "total_cache").unwrap_or_default(),
+        page_faults: keyed(&stat, "total_pgfault").unwrap_or_default(),
+        major_page_faults: keyed(&stat, "total_pgmajfault").unwrap_or_default(),
+        oom_kills: keyed(&oom, "oom_kill").unwrap_or_default(),
     })
 }
 
@@ -214,13 +234,14 @@ mod tests {
         let path = folder.path().join("pod/container");
         fs::create_dir_all(&path).unwrap();
         for (name, content) in [
-            ("cpu.stat", "usage_usec 7\nuser_usec 1\n"),
+            ("cpu.stat", "usage_usec 7\nuser_usec 1\nnr_throttled 5\n"),
             ("memory.current", "1000\n"),
             (
                 "memory.stat",
                 "anon 300\ninactive_file 400\ntotal_rss 301\ntotal_inactive_file 100\n",
             ),
             ("pids.current", "3\n"),
+            ("memory.events", "oom 2\noom_kill 1\n"),
             ("cpuacct.usage", "9\n"),
             ("memory.usage_in_bytes", "2000\n"),
         ] {
@@ -234,6 +255,11 @@ mod tests {
             (7000, 600)
         );
         assert_eq!((usage.memory_rss_bytes, usage.processes), (300, 3));
+        assert_eq!(
+            (usage.cpu_user_nanos, usage.cpu_throttled_periods),
+            (1000, 5)
+        );
+        assert_eq!(usage.oom_kills, 1);
 
         let all = vec![root.clone()];
         let v1 = Hierarchies::V1 {

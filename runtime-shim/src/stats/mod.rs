@@ -41,6 +41,23 @@ impl Stats {
         self.hierarchies.usage(relative(path)?)
     }
 
+    /// Usage of the file system that `path` is on.
+    ///
+    /// # Errors
+    /// The path does not exist.
+    pub fn file_system(&self, path: &Path) -> io::Result<v1::FileUsage> {
+        let fs = nix::sys::statvfs::statvfs(path)?;
+        let bytes = |blocks| fs.fragment_size().saturating_mul(blocks);
+        Ok(v1::FileUsage {
+            capacity_bytes: bytes(fs.blocks()),
+            available_bytes: bytes(fs.blocks_available()),
+            used_bytes: bytes(fs.blocks().saturating_sub(fs.blocks_free())),
+            inodes: fs.files(),
+            inodes_free: fs.files_free(),
+            inodes_used: fs.files().saturating_sub(fs.files_free()),
+        })
+    }
+
     /// Removes a cgroup without processes, and those below it, from every
     /// hierarchy; succeeds if it is not there.
     ///
@@ -100,6 +117,8 @@ mod tests {
         assert!(usage.cpu_nanos > 0 && usage.memory_working_set_bytes > 0);
         assert!(usage.memory_usage_bytes >= usage.memory_working_set_bytes);
         assert!(usage.processes > 0);
+        let files = stats.file_system(Path::new("/")).unwrap();
+        assert!(files.capacity_bytes > files.used_bytes && files.used_bytes > 0);
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub(super) fn host_usage(
         memory_rss_bytes: meminfo(memory, "AnonPages").unwrap_or_default(),
         swap_bytes: swap.saturating_sub(meminfo(memory, "SwapFree").unwrap_or_default()),
         processes: processes.unwrap_or_default(),
+        ..Default::default()
     })
 }
 
@@ -85,6 +86,7 @@ mod tests {
             memory_rss_bytes: 50 * 1024,
             swap_bytes: 6 * 1024,
             processes: 80,
+            ..Default::default()
         };
         assert_eq!(usage, expected);
         assert_eq!(host_usage("", memory, "", 100), None);

@@ -8,7 +8,6 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use serde::Serialize;
 
 use super::api::Api;
 use super::authn::AuthnError;
@@ -18,11 +17,12 @@ use super::configz;
 use super::listener::Peer;
 use super::metrics::RequestLabels;
 use super::query::{Query, decode_path};
-use super::respond::{Body, json, later, method_not_allowed, text, typed};
+use super::respond::{Body, json, json_list, later, method_not_allowed, text, typed};
 use super::review::ReviewError;
 use super::route::{self, NoRoute, Route};
-use super::stats::{self, NodeUsage, resource_metrics, summary::Summary};
-use super::{health, logs, port_forward, remote_command, run};
+use super::stats::text::CONTENT_TYPE as USAGE_TYPE;
+use super::stats::{self, NodeUsage, cadvisor, resource_metrics, summary::Summary};
+use super::{health, logs, port_forward, remote_command, run, target};
 use crate::metrics::{CONTENT_TYPE, Reason, render};
 
 /// A process that started lists its pods well within this.
@@ -139,14 +139,15 @@ async fn handle(
         Route::Healthz { check } => {
             health::respond(check.as_deref(), &query(), &*api.node.syncloop)
         }
-        Route::Pods => pod_list(api.node.pods.pods()).await,
-        Route::RunningPods => pod_list(api.node.pods.running_pods()).await,
+        Route::Pods => pod_list(api.node.pods.pods()),
+        Route::RunningPods => pod_list(api.node.pods.running_pods()),
         Route::StatsSummary => {
             let only = query().first("only_cpu_and_memory") == Some("true");
             usage(api, move |api, usage| summary(api, usage, only)).await
         }
         Route::Metrics => typed(StatusCode::OK, CONTENT_TYPE, render(&api.node.registry)),
         Route::ResourceMetrics => usage(api, resource_metrics).await,
+        Route::CadvisorMetrics => usage(api, cadvisor_metrics).await,
         Route::Configz => json(&configz::document(&api.config.configz)),
         Route::ContainerLogs(wanted) => logs::respond(api, &wanted, &query()).await,
         Route::Exec(wanted) => {
@@ -157,6 +158,13 @@ async fn handle(
         }
         Route::Run(wanted) => run::respond(api, peer, &wanted, &query()).await,
         Route::PortForward(wanted) => port_forward::respond(api, peer, &wanted, request).await,
+        Route::Checkpoint(wanted) => match target::known_container(&*api.node.pods, &wanted) {
+            Ok(_) => text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "checkpoint is not supported by this node: no runtime of it can save a container\n",
+            ),
+            Err(refused) => text(refused.status, refused.body),
+        },
         Route::Disabled(reason) => text(StatusCode::METHOD_NOT_ALLOWED, format!("{reason}\n")),
     }
 }
@@ -182,7 +190,12 @@ async fn usage(
 
 fn resource_metrics(_: &Api, usage: Option<NodeUsage>) -> Response<Body> {
     let metrics = resource_metrics::render(usage.as_ref());
-    typed(StatusCode::OK, resource_metrics::CONTENT_TYPE, metrics)
+    typed(StatusCode::OK, USAGE_TYPE, metrics)
+}
+
+fn cadvisor_metrics(_: &Api, usage: Option<NodeUsage>) -> Response<Body> {
+    let metrics = cadvisor::render(usage.as_ref());
+    typed(StatusCode::OK, USAGE_TYPE, metrics)
 }
 
 fn summary(api: &Api, usage: Option<NodeUsage>, only_cpu_and_memory: bool) -> Response<Body> {
@@ -202,26 +215,12 @@ async fn blocking(work: impl FnOnce() -> Response<Body> + Send + 'static) -> Res
         .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct PodList<'a> {
-    kind: &'static str,
-    api_version: &'static str,
-    metadata: serde_json::Value,
-    items: Vec<&'a Pod>,
-}
-
-/// Ten thousand pods are tens of megabytes of JSON.
-async fn pod_list(pods: Vec<Arc<Pod>>) -> Response<Body> {
-    blocking(move || {
-        json(&PodList {
-            kind: "PodList",
-            api_version: "v1",
-            metadata: serde_json::json!({}),
-            items: pods.iter().map(|pod| &**pod).collect(),
-        })
-    })
-    .await
+/// Ten thousand pods are tens of megabytes of JSON, made as they are sent.
+fn pod_list(pods: Vec<Arc<Pod>>) -> Response<Body> {
+    json_list(
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#,
+        pods,
+    )
 }
 
 fn method_label(method: &Method) -> &'static str {

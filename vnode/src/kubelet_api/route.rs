@@ -16,12 +16,14 @@ pub(super) enum Route {
     StatsSummary,
     Metrics,
     ResourceMetrics,
+    CadvisorMetrics,
     Configz,
     ContainerLogs(ContainerRef),
     Exec(ContainerRef),
     Attach(ContainerRef),
     Run(ContainerRef),
     PortForward(PodRef),
+    Checkpoint(ContainerRef),
     /// An endpoint that exists and is switched off for good; the text says so.
     Disabled(&'static str),
 }
@@ -128,6 +130,11 @@ const TABLE: &[Entry] = &[
         build: |_| Route::ResourceMetrics,
     },
     Entry {
+        path: &["metrics", "cadvisor"],
+        methods: ANY,
+        build: |_| Route::CadvisorMetrics,
+    },
+    Entry {
         path: &["configz"],
         methods: ANY,
         build: |_| Route::Configz,
@@ -178,6 +185,11 @@ const TABLE: &[Entry] = &[
         build: |parts| Route::PortForward(pod(parts)),
     },
     Entry {
+        path: &["checkpoint", "{}", "{}", "{}"],
+        methods: POST,
+        build: |parts| Route::Checkpoint(container(parts)),
+    },
+    Entry {
         path: &["logs", "*"],
         methods: ANY,
         build: |_| Route::Disabled("logs endpoint is disabled."),
@@ -225,8 +237,10 @@ pub(super) fn find(method: &Method, path: &str, debugging: bool) -> Result<Route
 /// `other` for everything a client made up.
 pub(super) fn label(path: &str) -> &'static str {
     let path = path.trim_start_matches('/');
-    if path == "metrics/resource" {
-        return "metrics/resource";
+    for known in ["metrics/resource", "metrics/cadvisor"] {
+        if path == known {
+            return known;
+        }
     }
     let root = path.split('/').next().unwrap_or_default();
     TABLE
@@ -347,7 +361,9 @@ mod tests {
             ("/exec/ns/pod", Err(NoRoute::NotFound)),
             ("/exec/ns//c", Err(NoRoute::NotFound)),
             ("/exec/ns/pod/u/c/more", Err(NoRoute::NotFound)),
-            ("/metrics/cadvisor", Err(NoRoute::NotFound)),
+            ("/metrics/cadvisor", Ok(Route::CadvisorMetrics)),
+            ("/metrics/probes", Err(NoRoute::NotFound)),
+            ("/metrics/slis", Err(NoRoute::NotFound)),
             ("//exec/ns/pod/c", Err(NoRoute::NotFound)),
             ("/metrics/../exec/ns/pod/c", Err(NoRoute::NotFound)),
             ("/Exec/ns/pod/c", Err(NoRoute::NotFound)),
@@ -363,6 +379,8 @@ mod tests {
             (Method::PUT, "/exec/ns/pod/c", Err("GET, POST")),
             (Method::POST, "/run/ns/pod/c", Ok(())),
             (Method::GET, "/run/ns/pod/c", Err("POST")),
+            (Method::POST, "/checkpoint/ns/pod/c", Ok(())),
+            (Method::GET, "/checkpoint/ns/pod/c", Err("POST")),
             (Method::POST, "/pods", Err("GET")),
             (Method::POST, "/stats/summary", Ok(())),
             (Method::DELETE, "/containerLogs/ns/pod/c", Err("GET")),
@@ -402,6 +420,7 @@ mod tests {
     fn metric_labels_are_bounded() {
         assert_eq!(label("/exec/ns/pod/c"), "exec");
         assert_eq!(label("/metrics/resource"), "metrics/resource");
+        assert_eq!(label("/metrics/cadvisor"), "metrics/cadvisor");
         assert_eq!(label("/metrics/elsewhere"), "metrics");
         assert_eq!(label("/wp-login.php"), "other");
         assert_eq!(label("/"), "other");

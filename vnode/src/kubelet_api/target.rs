@@ -67,6 +67,22 @@ pub(super) fn attached_container(
     ))
 }
 
+/// The pod of a checkpoint request, if it has the named container.
+pub(super) fn known_container(
+    view: &dyn PodView,
+    wanted: &ContainerRef,
+) -> Result<Arc<Pod>, Refused> {
+    let pod = pod(view, &wanted.pod)?;
+    if in_spec(&pod, &wanted.container) {
+        return Ok(pod);
+    }
+    let container = &wanted.container;
+    Err(Refused::new(
+        StatusCode::NOT_FOUND,
+        format!("container {container} does not exist"),
+    ))
+}
+
 /// The pod of a port-forward request, if it is not over.
 pub(super) fn forwarded_pod(view: &dyn PodView, wanted: &PodRef) -> Result<Arc<Pod>, Refused> {
     let pod = pod(view, wanted)?;

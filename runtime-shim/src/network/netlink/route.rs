@@ -13,7 +13,7 @@ use netlink_packet_core::{
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
-    LinkFlags, LinkInfo, LinkMessage,
+    LinkFlags, LinkInfo, LinkMessage, Stats64,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -34,6 +34,8 @@ pub(in crate::network) struct Link {
     pub(in crate::network) name: String,
     /// Free text; of ours, the pod's UID.
     pub(in crate::network) alias: Option<String>,
+    /// What went over it since it was made.
+    pub(in crate::network) counters: Stats64,
 }
 
 /// A veth pair whose far end is born in another namespace.
@@ -236,11 +238,12 @@ fn decode_link(answer: RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = answer else {
         return None;
     };
-    let (mut name, mut alias) = (None, None);
+    let (mut name, mut alias, mut counters) = (None, None, Stats64::default());
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text),
             LinkAttribute::IfAlias(text) => alias = Some(text),
+            LinkAttribute::Stats64(stats) => counters = stats,
             _ => {}
         }
     }
@@ -248,6 +251,7 @@ fn decode_link(answer: RouteNetlinkMessage) -> Option<Link> {
         index: message.header.index,
         name: name?,
         alias,
+        counters,
     })
 }
 

@@ -2,18 +2,12 @@
 //! horizontal autoscaler. The families of the kubelet's
 //! `collectors/resource_metrics.go`, in the Prometheus text format.
 
-use std::fmt::{self, Write};
-
-use jiff::Timestamp;
-
+use super::text::{Seconds, Text};
 use super::usage::{ContainerUsage, NodeUsage, PodUsage};
-
-/// Media type of [`render`]'s text.
-pub(in crate::kubelet_api) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The metrics as text; without a usage only the word that there is none.
 pub(in crate::kubelet_api) fn render(usage: Option<&NodeUsage>) -> String {
-    let mut text = Text(String::new());
+    let mut text = Text::default();
     if let Some(usage) = usage {
         node(&mut text, usage);
         containers(&mut text, &usage.pods);
@@ -143,55 +137,6 @@ fn pods(text: &mut Text, pods: &[PodUsage]) {
             ];
             text.sample(name, &labels, value, Some(pod.at));
         }
-    }
-}
-
-/// The text so far. Writing to a string cannot fail, so nothing is checked.
-struct Text(String);
-
-impl Text {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    /// Labels in the order of their names, as Go's client writes them. Values are
-    /// names of Kubernetes objects and need no escaping; the timestamp is in
-    /// milliseconds.
-    fn sample(
-        &mut self,
-        name: &str,
-        labels: &[(&str, &str)],
-        value: impl fmt::Display,
-        at: Option<Timestamp>,
-    ) {
-        self.0.push_str(name);
-        let mut open = '{';
-        for (label, text) in labels {
-            let _ = write!(self.0, "{open}{label}=\"{text}\"");
-            open = ',';
-        }
-        if !labels.is_empty() {
-            self.0.push('}');
-        }
-        let _ = write!(self.0, " {value}");
-        if let Some(at) = at {
-            let _ = write!(self.0, " {}", at.as_millisecond());
-        }
-        self.0.push('\n');
-    }
-}
-
-/// Nanoseconds, written as seconds without rounding.
-struct Seconds(u64);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{:09}",
-            self.0 / 1_000_000_000,
-            self.0 % 1_000_000_000
-        )
     }
 }
 

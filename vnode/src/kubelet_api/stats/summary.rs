@@ -23,6 +23,8 @@ struct NodeStats {
     cpu: CpuStats,
     memory: MemoryStats,
     swap: SwapStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fs: Option<FsStats>,
 }
 
 #[derive(Debug, Serialize)]
@@ -35,6 +37,8 @@ struct PodStats {
     cpu: CpuStats,
     memory: MemoryStats,
     swap: SwapStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkStats>,
     // The API spells this one field with an underscore.
     #[serde(rename = "process_stats", skip_serializing_if = "Option::is_none")]
     process_stats: Option<ProcessStats>,
@@ -56,6 +60,8 @@ struct ContainerStats {
     cpu: CpuStats,
     memory: MemoryStats,
     swap: SwapStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logs: Option<FsStats>,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,6 +91,39 @@ struct SwapStats {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FsStats {
+    #[serde(serialize_with = "time")]
+    time: Option<Timestamp>,
+    available_bytes: u64,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    inodes_free: u64,
+    inodes: u64,
+    inodes_used: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct NetworkStats {
+    #[serde(serialize_with = "time")]
+    time: Option<Timestamp>,
+    /// The default interface, and then all there are.
+    #[serde(flatten)]
+    default: InterfaceStats,
+    interfaces: [InterfaceStats; 1],
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InterfaceStats {
+    name: &'static str,
+    rx_bytes: u64,
+    rx_errors: u64,
+    tx_bytes: u64,
+    tx_errors: u64,
+}
+
+#[derive(Debug, Serialize)]
 struct ProcessStats {
     // Spelled like this in the API.
     process_count: u64,
@@ -104,18 +143,23 @@ impl Summary {
             cpu: cpu(usage.at, usage.cpu_nanos),
             memory: memory(usage.at, &usage.memory),
             swap: swap(usage.at, &usage.memory),
+            fs: usage
+                .files
+                .filter(|_| !only_cpu_and_memory)
+                .map(|files| fs(usage.at, &files, &files)),
         };
+        let files = usage.files.filter(|_| !only_cpu_and_memory);
         let pods = usage
             .pods
             .into_iter()
-            .map(|pod| PodStats::new(pod, only_cpu_and_memory))
+            .map(|pod| PodStats::new(pod, files.as_ref(), only_cpu_and_memory))
             .collect();
         Self { node, pods }
     }
 }
 
 impl PodStats {
-    fn new(pod: PodUsage, only_cpu_and_memory: bool) -> Self {
+    fn new(pod: PodUsage, files: Option<&v1::FileUsage>, only_cpu_and_memory: bool) -> Self {
         let total = pod.total();
         let at = pod.at;
         Self {
@@ -123,11 +167,15 @@ impl PodStats {
             containers: pod
                 .containers
                 .into_iter()
-                .map(|container| ContainerStats::new(container, at))
+                .map(|container| ContainerStats::new(container, files, at))
                 .collect(),
             cpu: cpu(at, total.cpu_nanos),
             memory: memory(at, &total),
             swap: swap(at, &total),
+            network: pod
+                .network
+                .filter(|_| !only_cpu_and_memory)
+                .map(|usage| network(at, &usage)),
             process_stats: (!only_cpu_and_memory && total.processes > 0).then_some(ProcessStats {
                 process_count: total.processes,
             }),
@@ -141,14 +189,46 @@ impl PodStats {
 }
 
 impl ContainerStats {
-    fn new(container: ContainerUsage, at: Timestamp) -> Self {
+    /// `files`: the file system that its log is on.
+    fn new(container: ContainerUsage, files: Option<&v1::FileUsage>, at: Timestamp) -> Self {
         Self {
             name: container.name,
             start_time: container.started,
             cpu: cpu(at, container.usage.cpu_nanos),
             memory: memory(at, &container.usage),
             swap: swap(at, &container.usage),
+            logs: files
+                .zip(container.logs.as_ref())
+                .map(|(files, logs)| fs(at, files, logs)),
         }
+    }
+}
+
+/// The room of a whole file system, and what one user of it takes.
+fn fs(at: Timestamp, whole: &v1::FileUsage, taken: &v1::FileUsage) -> FsStats {
+    FsStats {
+        time: Some(at),
+        available_bytes: whole.available_bytes,
+        capacity_bytes: whole.capacity_bytes,
+        used_bytes: taken.used_bytes,
+        inodes_free: whole.inodes_free,
+        inodes: whole.inodes,
+        inodes_used: taken.inodes_used,
+    }
+}
+
+fn network(at: Timestamp, usage: &v1::NetworkUsage) -> NetworkStats {
+    let interface = InterfaceStats {
+        name: "eth0",
+        rx_bytes: usage.rx_bytes,
+        rx_errors: usage.rx_errors,
+        tx_bytes: usage.tx_bytes,
+        tx_errors: usage.tx_errors,
+    };
+    NetworkStats {
+        time: Some(at),
+        default: interface,
+        interfaces: [interface],
     }
 }
 
@@ -223,5 +303,32 @@ mod tests {
                 }],
             })
         );
+    }
+
+    #[test]
+    fn files_and_network_come_when_they_are_asked_for() {
+        let mut one = sandbox("2", &[("x", 5, 6)]);
+        one.network = Some(v1::NetworkUsage {
+            rx_bytes: 10,
+            tx_bytes: 20,
+            ..v1::NetworkUsage::default()
+        });
+        let reports = [("b".into(), report(9, vec![one]))];
+        let usage = join(&reports, &view(), &mut NodeCounter::default(), now());
+        let summary = Summary::new(usage.expect("a host answered"), "node-1", now(), false);
+        let summary = serde_json::to_value(&summary).expect("JSON");
+        let at = "2026-11-29T12:00:00Z";
+        let files = |used: u64, inodes: u64| {
+            json!({"time": at, "availableBytes": 40, "capacityBytes": 100, "usedBytes": used,
+                   "inodesFree": 6, "inodes": 10, "inodesUsed": inodes})
+        };
+        assert_eq!(summary["node"]["fs"], files(60, 4));
+        assert_eq!(summary["pods"][0]["containers"][0]["logs"], files(12, 1));
+        let interface = json!({"name": "eth0", "rxBytes": 10, "rxErrors": 0, "txBytes": 20,
+                               "txErrors": 0});
+        let mut network = interface.clone();
+        network["time"] = at.into();
+        network["interfaces"] = json!([interface]);
+        assert_eq!(summary["pods"][0]["network"], network);
     }
 }

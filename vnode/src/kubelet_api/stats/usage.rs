@@ -1,12 +1,14 @@
 //! Joins the hosts' reports into the usage of one node. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use sandman_protocol::v1;
 
 use super::counter::NodeCounter;
+use crate::quantity;
 use crate::view::{HostName, PodView};
 
 /// Usage of the node at one moment.
@@ -17,6 +19,8 @@ pub(in crate::kubelet_api) struct NodeUsage {
     pub(super) cpu_nanos: u64,
     /// Sums over the hosts that answered; `cpu_nanos` in it is not used.
     pub(super) memory: v1::Usage,
+    /// Sum over the hosts' file systems of logs and volumes.
+    pub(super) files: Option<v1::FileUsage>,
     pub(super) pods: Vec<PodUsage>,
 }
 
@@ -29,6 +33,8 @@ pub(super) struct PodUsage {
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) started: Option<Timestamp>,
+    /// Of a pod with a link of its own.
+    pub(super) network: Option<v1::NetworkUsage>,
     pub(super) containers: Vec<ContainerUsage>,
 }
 
@@ -36,8 +42,15 @@ pub(super) struct PodUsage {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ContainerUsage {
     pub(super) name: String,
+    /// The runtime's id, without the runtime's name.
+    pub(super) id: String,
+    pub(super) image: String,
     pub(super) started: Option<Timestamp>,
     pub(super) usage: v1::Usage,
+    pub(super) logs: Option<v1::FileUsage>,
+    pub(super) cpu_request_millis: u64,
+    pub(super) cpu_limit_millis: Option<u64>,
+    pub(super) memory_limit_bytes: Option<u64>,
 }
 
 impl PodUsage {
@@ -64,12 +77,16 @@ pub(in crate::kubelet_api) fn join(
     now: Timestamp,
 ) -> Option<NodeUsage> {
     let mut memory = v1::Usage::default();
+    let mut files: Option<v1::FileUsage> = None;
     let mut pods = Vec::new();
     for (host, report) in reports {
         let at = report.at.as_ref().and_then(timestamp).unwrap_or(now);
         if let Some(usage) = &report.host {
             counter.observe(host, usage.cpu_nanos);
             add(&mut memory, usage);
+        }
+        if let Some(usage) = &report.files {
+            add_files(files.get_or_insert_default(), usage);
         }
         for sandbox in &report.sandboxes {
             if view.host_of(&sandbox.uid).as_ref() != Some(host) {
@@ -85,13 +102,14 @@ pub(in crate::kubelet_api) fn join(
         at: now,
         cpu_nanos: counter.total(),
         memory,
+        files,
         pods,
     })
 }
 
 fn pod_usage(pod: &Pod, sandbox: &v1::SandboxStats, at: Timestamp) -> Option<PodUsage> {
     let status = pod.status.as_ref()?;
-    let running: BTreeSet<&str> = [
+    let running: BTreeMap<&str, &ContainerStatus> = [
         &status.container_statuses,
         &status.init_container_statuses,
         &status.ephemeral_container_statuses,
@@ -103,19 +121,30 @@ fn pod_usage(pod: &Pod, sandbox: &v1::SandboxStats, at: Timestamp) -> Option<Pod
         let state = status.state.as_ref();
         state.is_some_and(|state| state.running.is_some())
     })
-    .map(|status| status.name.as_str())
+    .map(|status| (status.name.as_str(), status))
     .collect();
     let mut containers: Vec<ContainerUsage> = Vec::with_capacity(running.len());
-    for name in running {
+    for (name, status) in running {
         let stats = sandbox.containers.iter().find(|stats| stats.name == name)?;
         let usage = stats.usage?;
         if usage.cpu_nanos == 0 || usage.memory_working_set_bytes == 0 {
             return None;
         }
+        let id = status.container_id.as_deref().unwrap_or_default();
+        let given = resources(pod, name);
         containers.push(ContainerUsage {
             name: name.to_owned(),
+            id: id.rsplit("//").next().unwrap_or_default().to_owned(),
+            image: status.image.clone(),
             started: stats.started_at.as_ref().and_then(timestamp),
             usage,
+            logs: stats.logs,
+            cpu_request_millis: given
+                .request("cpu")
+                .and_then(quantity::millis)
+                .unwrap_or_default(),
+            cpu_limit_millis: given.limit("cpu").and_then(quantity::millis),
+            memory_limit_bytes: given.limit("memory").and_then(quantity::units),
         });
     }
     if containers.is_empty() {
@@ -127,8 +156,39 @@ fn pod_usage(pod: &Pod, sandbox: &v1::SandboxStats, at: Timestamp) -> Option<Pod
         name: pod.metadata.name.clone().unwrap_or_default(),
         uid: sandbox.uid.clone(),
         started: containers.iter().filter_map(|one| one.started).min(),
+        network: sandbox.network,
         containers,
     })
+}
+
+/// What a container was given by its pod.
+#[derive(Default)]
+struct Given<'a>(Option<&'a ResourceRequirements>);
+
+fn resources<'a>(pod: &'a Pod, name: &str) -> Given<'a> {
+    let Some(spec) = &pod.spec else {
+        return Given::default();
+    };
+    let all = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
+    let container = all.into_iter().find(|container| container.name == name);
+    Given(container.and_then(|container| container.resources.as_ref()))
+}
+
+impl<'a> Given<'a> {
+    fn limit(&self, name: &str) -> Option<&'a Quantity> {
+        self.0?.limits.as_ref()?.get(name)
+    }
+
+    /// A request that is not stated is the limit.
+    fn request(&self, name: &str) -> Option<&'a Quantity> {
+        let requests = self.0?.requests.as_ref();
+        requests
+            .and_then(|requests| requests.get(name))
+            .or_else(|| self.limit(name))
+    }
 }
 
 fn add(total: &mut v1::Usage, part: &v1::Usage) {
@@ -144,6 +204,16 @@ fn add(total: &mut v1::Usage, part: &v1::Usage) {
     total.processes = sum(total.processes, part.processes);
 }
 
+fn add_files(total: &mut v1::FileUsage, part: &v1::FileUsage) {
+    let sum = u64::saturating_add;
+    total.capacity_bytes = sum(total.capacity_bytes, part.capacity_bytes);
+    total.available_bytes = sum(total.available_bytes, part.available_bytes);
+    total.used_bytes = sum(total.used_bytes, part.used_bytes);
+    total.inodes = sum(total.inodes, part.inodes);
+    total.inodes_free = sum(total.inodes_free, part.inodes_free);
+    total.inodes_used = sum(total.inodes_used, part.inodes_used);
+}
+
 /// A host's time, unless it is none.
 fn timestamp(at: &prost_types::Timestamp) -> Option<Timestamp> {
     let at = Timestamp::new(at.seconds, at.nanos).ok()?;
@@ -152,7 +222,6 @@ fn timestamp(at: &prost_types::Timestamp) -> Option<Timestamp> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use serde_json::json;
@@ -189,12 +258,19 @@ pub(super) mod tests {
     pub(in crate::kubelet_api::stats) fn view() -> Placed {
         let running = |name: &str| {
             json!({"name": name, "image": "i", "imageID": "i", "ready": true,
+                   "containerID": format!("containerd://c-{name}"),
                    "restartCount": 0, "state": {"running": {}}})
+        };
+        let given = |name: &&str| {
+            json!({"name": name, "resources": {
+                "limits": {"cpu": "1500m", "memory": "1Mi"}, "requests": {"cpu": "500m"},
+            }})
         };
         let pod = |uid: &str, containers: &[&str]| {
             let statuses: Vec<_> = containers.iter().map(|name| running(name)).collect();
             let pod = json!({
                 "metadata": {"namespace": "ns", "name": format!("pod-{uid}"), "uid": uid},
+                "spec": {"containers": containers.iter().map(given).collect::<Vec<_>>()},
                 "status": {"containerStatuses": statuses},
             });
             Arc::new(serde_json::from_value(pod).expect("a pod"))
@@ -220,6 +296,11 @@ pub(super) mod tests {
                 memory_working_set_bytes: *memory,
                 ..v1::Usage::default()
             }),
+            logs: Some(v1::FileUsage {
+                used_bytes: 12,
+                inodes_used: 1,
+                ..v1::FileUsage::default()
+            }),
         };
         v1::SandboxStats {
             uid: uid.into(),
@@ -241,6 +322,14 @@ pub(super) mod tests {
             }),
             sandboxes,
             at: None,
+            files: Some(v1::FileUsage {
+                capacity_bytes: 100,
+                available_bytes: 40,
+                used_bytes: 60,
+                inodes: 10,
+                inodes_free: 6,
+                inodes_used: 4,
+            }),
         }
     }
 
@@ -261,6 +350,7 @@ pub(super) mod tests {
         let usage = join(&reports, &view(), &mut counter, now()).expect("two hosts answered");
         assert_eq!(usage.cpu_nanos, 110);
         assert_eq!(usage.memory.memory_working_set_bytes, 2000);
+        assert_eq!(usage.files.expect("files").capacity_bytes, 200);
         assert_eq!(names(&usage), ["pod-1", "pod-2"]);
         assert_eq!(usage.pods[0].total().cpu_nanos, 12);
         assert_eq!(usage.pods[0].containers.len(), 2);

@@ -91,10 +91,12 @@ impl HostStreams for Hosts {
                     name: "main".into(),
                     started_at: None,
                     usage: Some(usage),
+                    logs: None,
                 }],
                 ..v1::SandboxStats::default()
             }],
             at: None,
+            files: None,
         };
         vec![(HOST.into(), stats)]
     }

@@ -38,6 +38,11 @@ async fn metrics() {
     let sample = r#"container_cpu_usage_seconds_total{container="main",namespace="ns",pod="pod"}"#;
     assert!(body.contains(sample), "{body}");
 
+    let (code, body) = server.get(ADMIN, "/metrics/cadvisor").await;
+    assert_eq!(code, 200);
+    let sample = r#"container_memory_working_set_bytes{container="main",id="/poduid-1/","#;
+    assert!(body.contains(sample), "{body}");
+
     let exec = server.exec(ADMIN, "command=exit&output=1").await;
     exec.expect("a session").finish().await;
     let (code, body) = server.get(ADMIN, "/metrics").await;
@@ -66,6 +71,24 @@ async fn configuration_and_what_there_is_not() {
     for (method, path, code, body) in [
         (Method::GET, "/nothing", 404, "404: Page Not Found"),
         (Method::DELETE, "/pods", 405, "405: Method Not Allowed"),
+        (
+            Method::POST,
+            "/checkpoint/ns/none/main",
+            404,
+            "pod does not exist",
+        ),
+        (
+            Method::POST,
+            "/checkpoint/ns/pod/x",
+            404,
+            "container x does not exist",
+        ),
+        (
+            Method::POST,
+            "/checkpoint/ns/pod/main",
+            405,
+            "checkpoint is not supported by this node: no runtime of it can save a container\n",
+        ),
         (Method::GET, "/logs/", 405, "logs endpoint is disabled.\n"),
         (Method::GET, "/%00", 400, "400: Bad Request"),
     ] {
