@@ -82,7 +82,10 @@ impl Framing {
         match self {
             Self::Spdy(encoder) => encode_spdy(encoder, frame, out),
             Self::Tunnel(encoder) => encode_tunnel(encoder, frame, out),
-            Self::Channels { base64 } => encode_channels(*base64, frame, out),
+            Self::Channels { base64 } => {
+                encode_channels(*base64, frame, out);
+                out.end_message();
+            }
         }
     }
 }
@@ -185,9 +188,41 @@ pub(crate) struct Batch {
     parts: VecDeque<Bytes>,
     /// The part being filled; it stands behind all of `parts`.
     small: BytesMut,
+    /// Numbers of parts that go out in writes of their own, the first ones of `parts`.
+    messages: VecDeque<usize>,
 }
 
 impl Batch {
+    /// What one write takes: a message, or everything where messages do not matter.
+    ///
+    /// With TLS each write is a record, and clients that poll the socket see a record, not
+    /// what is left in one: Python's reads a message at a time and then waits for the
+    /// socket, so that a status behind the last output is found when its time is up.
+    pub(crate) fn next_write(&mut self) -> Option<Batch> {
+        let write = match self.messages.pop_front() {
+            Some(count) => Self {
+                parts: self.parts.drain(..count).collect(),
+                ..Self::default()
+            },
+            None => std::mem::take(self),
+        };
+        write.has_remaining().then_some(write)
+    }
+
+    fn end_message(&mut self) {
+        self.end_part();
+        let before: usize = self.messages.iter().sum();
+        if self.parts.len() > before {
+            self.messages.push_back(self.parts.len() - before);
+        }
+    }
+
+    fn end_part(&mut self) {
+        if !self.small.is_empty() {
+            self.parts.push_back(self.small.split().freeze());
+        }
+    }
+
     fn small(&mut self) -> &mut BytesMut {
         &mut self.small
     }
@@ -197,9 +232,7 @@ impl Batch {
             self.small.put_slice(&payload);
             return;
         }
-        if !self.small.is_empty() {
-            self.parts.push_back(self.small.split().freeze());
-        }
+        self.end_part();
         self.parts.push_back(payload);
     }
 }
@@ -272,6 +305,32 @@ mod tests {
         assert_eq!(binary, b"\x82\x01\x01\x82\x03\x01hi\x88\x02\x03\xe8");
         let base64 = wire(Framing::channels(true), frames());
         assert_eq!(base64, b"\x81\x011\x81\x051aGk=\x88\x02\x03\xe8");
+    }
+
+    #[test]
+    fn channel_messages_are_written_apart_and_spdy_frames_together() {
+        let frames = || {
+            let large = vec![7; COPY_BELOW];
+            [
+                Frame::data(1, "hi", true),
+                Frame::fin(1),
+                Frame::data(1, large, false),
+                Frame::Close(1000),
+            ]
+        };
+        for (mut framing, lengths) in [
+            (Framing::channels(false), vec![5, COPY_BELOW + 5, 4]),
+            (Framing::spdy(), vec![8 + 2 + 8 + 8 + COPY_BELOW]),
+        ] {
+            let mut batch = Batch::default();
+            for frame in frames() {
+                framing.encode(frame, &mut batch);
+            }
+            let writes = std::iter::from_fn(|| batch.next_write());
+            let found: Vec<_> = writes.map(|write| write.remaining()).collect();
+            assert_eq!(found, lengths);
+            assert_eq!(batch.remaining(), 0);
+        }
     }
 
     #[test]

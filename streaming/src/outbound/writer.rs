@@ -106,7 +106,9 @@ impl<IO: AsyncWrite> Writer<IO> {
                 Next::Item(item) => self.gather(item),
                 Next::Abandoned => return Ok(false),
             };
-            self.io.write_all_buf(&mut self.batch).await?;
+            while let Some(mut write) = self.batch.next_write() {
+                self.io.write_all_buf(&mut write).await?;
+            }
             self.io.flush().await?;
             self.last_write = Instant::now();
             if !self.permits.is_empty() {
