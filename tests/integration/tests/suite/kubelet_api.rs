@@ -5,7 +5,8 @@ use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
-use sandman_integration::{NodePort, PodBuilder, Scope};
+use sandman_integration::{NodePort, PodBuilder, Scope, container};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 /// A token of the namespace's default account.
 async fn token(scope: &Scope) -> Result<String> {
@@ -182,6 +183,147 @@ fn its_documents_are_served() {
             ensure!(
                 answer.status == 404 && answer.body.contains("pod does not exist"),
                 "{answer:?}"
+            );
+            Ok(())
+        })
+        .await
+    });
+}
+
+/// A pod that has used its processor, its network and its log, for sure.
+async fn busy_pod(scope: &Scope) -> Result<()> {
+    let script = "echo started; head -c 3000000 /dev/urandom | sha256sum; exec sleep 1000000";
+    let pod = PodBuilder::new("box")
+        .container(container(&scope.cluster, "main", script))
+        .build();
+    scope.ready_pod(&pod).await?;
+    let logs = scope.kubectl().spawn(&["logs", "-f", "box"])?;
+    let mut lines = BufReader::new(logs.stdout.context("stdout")?).lines();
+    while let Some(line) = lines.next_line().await? {
+        if line.ends_with('-') {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the log ended without the digest")
+}
+
+#[test]
+fn usage_is_measured() {
+    Scope::run(|scope| async move {
+        let port = NodePort::from_env()?;
+        busy_pod(&scope).await?;
+        let token = token(&scope).await?;
+        with_role(&scope, "system:kubelet-api-admin", || async {
+            let answer = port.get("/stats/summary", Some(&token)).await?;
+            let summary: serde_json::Value = serde_json::from_str(&answer.body)?;
+            let pod = summary["pods"]
+                .as_array()
+                .context("pods")?
+                .iter()
+                .find(|pod| pod["podRef"]["namespace"] == scope.namespace.as_str())
+                .context("the pod is not in the summary")?;
+            for (what, figure) in [
+                ("node fs", &summary["node"]["fs"]["capacityBytes"]),
+                ("cpu", &pod["containers"][0]["cpu"]["usageCoreNanoSeconds"]),
+                ("memory", &pod["containers"][0]["memory"]["workingSetBytes"]),
+                ("logs", &pod["containers"][0]["logs"]["usedBytes"]),
+                ("processes", &pod["process_stats"]["process_count"]),
+            ] {
+                ensure!(figure.as_u64() > Some(0), "{what}: {pod:#}");
+            }
+            ensure!(pod["network"]["name"] == "eth0", "{pod:#}");
+            ensure!(pod["network"]["rxBytes"].is_u64(), "{pod:#}");
+
+            let answer = port.get("/metrics/cadvisor", Some(&token)).await?;
+            let ours = format!("namespace=\"{}\",pod=\"box\"", scope.namespace);
+            for family in [
+                "container_cpu_usage_seconds_total{",
+                "container_cpu_user_seconds_total{",
+                "container_memory_working_set_bytes{",
+                "container_memory_failures_total{",
+                "container_processes{",
+                "container_spec_memory_limit_bytes{",
+                "container_start_time_seconds{",
+                "container_network_receive_bytes_total{",
+                "container_network_transmit_packets_total{",
+            ] {
+                let found = answer
+                    .body
+                    .lines()
+                    .any(|line| line.starts_with(family) && line.contains(&ours));
+                ensure!(found, "no {family} of the pod:\n{}", answer.body);
+            }
+            Ok(())
+        })
+        .await
+    });
+}
+
+/// A sample as metrics-server's decoder takes it: labels, value, milliseconds.
+fn samples<'a>(text: &'a str, family: &str) -> Vec<(&'a str, f64, i64)> {
+    text.lines()
+        .filter_map(|line| {
+            let rest = line.strip_prefix(family)?;
+            let (labels, rest) = match rest.strip_prefix('{') {
+                Some(rest) => rest.split_once("} ")?,
+                None => ("", rest.strip_prefix(' ')?),
+            };
+            let mut words = rest.split(' ');
+            let value = words.next()?.parse().ok()?;
+            let time = words.next().and_then(|time| time.parse().ok()).unwrap_or(0);
+            Some((labels, value, time))
+        })
+        .collect()
+}
+
+#[test]
+fn metrics_server_can_read_usage() {
+    // Its rules (`pkg/scraper/client/resource/decode.go`): a node or a container without a
+    // value, or with a zero, is dropped, the latter with its whole pod; each value needs a time,
+    // and two of them a time apart, to make a rate.
+    Scope::run(|scope| async move {
+        let port = NodePort::from_env()?;
+        busy_pod(&scope).await?;
+        let token = token(&scope).await?;
+        with_role(&scope, "system:kubelet-api-admin", || async {
+            let first = port.get("/metrics/resource", Some(&token)).await?.body;
+            let second = port.get("/metrics/resource", Some(&token)).await?.body;
+            let ours = format!(
+                "container=\"main\",namespace=\"{}\",pod=\"box\"",
+                scope.namespace
+            );
+            let one = |text: &str, family: &str, labels: &str| {
+                let found: Vec<_> = samples(text, family)
+                    .into_iter()
+                    .filter(|sample| sample.0 == labels)
+                    .map(|(_, value, time)| (value, time))
+                    .collect();
+                ensure!(found.len() == 1, "{family}{{{labels}}}: {found:?}");
+                ensure!(found[0].0 > 0.0, "{family}{{{labels}}}: {found:?}");
+                Ok(found[0])
+            };
+            for (family, labels) in [
+                ("node_cpu_usage_seconds_total", ""),
+                ("node_memory_working_set_bytes", ""),
+                ("container_cpu_usage_seconds_total", &*ours),
+                ("container_memory_working_set_bytes", &*ours),
+            ] {
+                let (before, after) = (one(&first, family, labels)?, one(&second, family, labels)?);
+                ensure!(
+                    before.1 > 0 && after.1 >= before.1,
+                    "{family}: {before:?} {after:?}"
+                );
+                let counts = family.contains("cpu");
+                ensure!(
+                    !counts || after.0 >= before.0,
+                    "{family}: {before:?} {after:?}"
+                );
+            }
+            let (started, _) = one(&second, "container_start_time_seconds", &ours)?;
+            let now = jiff::Timestamp::now().as_second() as f64;
+            ensure!(
+                started <= now && now - started < 3600.0,
+                "started at {started}"
             );
             Ok(())
         })
