@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// A digest that is not written as this crate needs it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("digest {given:?} is not of the form sha256:<64 lower-case hex digits>")]
@@ -32,6 +34,19 @@ macro_rules! sha256_digest {
 
             fn from_str(s: &str) -> Result<Self, ParseDigestError> {
                 parse_sha256(s).map(Self)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
             }
         }
     };

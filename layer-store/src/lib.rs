@@ -6,13 +6,18 @@
 //! anybody sees it. The first host to see a layer makes the index in one streaming pass.
 
 pub mod chain;
+pub mod convert;
 pub mod digest;
+pub mod erofs;
 pub mod gzip;
 pub mod index;
 pub mod keeper;
 pub mod layout;
 pub mod mount;
 mod sys;
+pub mod tar;
+#[cfg(test)]
+mod testing;
 
 pub use self::{
     digest::{DiffId, LayerDigest, SpanDigest},

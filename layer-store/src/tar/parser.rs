@@ -29,6 +29,8 @@ pub struct Parser {
     partial: Vec<u8>,
     /// For the next entry.
     overrides: Overrides,
+    gnu_path: Option<Vec<u8>>,
+    gnu_link: Option<Vec<u8>>,
     /// There are some; an archive cannot end with them.
     pending: bool,
 }
@@ -70,6 +72,8 @@ impl Parser {
             state: State::Header,
             partial: Vec::new(),
             overrides: Overrides::default(),
+            gnu_path: None,
+            gnu_link: None,
             pending: false,
         }
     }
@@ -188,7 +192,10 @@ impl Parser {
             return Ok(None);
         }
         self.pending = false;
-        let overrides = std::mem::take(&mut self.overrides);
+        let mut overrides = std::mem::take(&mut self.overrides);
+        // Where both notations name something, GNU's has the last word.
+        overrides.path = self.gnu_path.take().or(overrides.path);
+        overrides.link = self.gnu_link.take().or(overrides.link);
         self.entry(&header, overrides).map(Some)
     }
 
@@ -246,15 +253,10 @@ impl Parser {
 
     fn extension(&mut self, kind: Extension, bytes: &[u8]) -> Result<(), Fault> {
         match kind {
-            Extension::Pax => self.overrides.extend(bytes)?,
-            // A name that PAX gave goes first, whichever came first.
-            Extension::GnuPath if self.overrides.path.is_none() => {
-                self.overrides.path = Some(gnu_name(bytes)?);
-            }
-            Extension::GnuLink if self.overrides.link.is_none() => {
-                self.overrides.link = Some(gnu_name(bytes)?);
-            }
-            Extension::GnuPath | Extension::GnuLink => {}
+            // Of several before one entry, the last one counts.
+            Extension::Pax => self.overrides = Overrides::new(bytes)?,
+            Extension::GnuPath => self.gnu_path = Some(gnu_name(bytes)?),
+            Extension::GnuLink => self.gnu_link = Some(gnu_name(bytes)?),
         }
         Ok(())
     }

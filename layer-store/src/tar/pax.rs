@@ -21,15 +21,16 @@ const XATTR: &[u8] = b"SCHILY.xattr.";
 
 impl Overrides {
     /// Takes the records of one extended header.
-    pub(super) fn extend(&mut self, mut records: &[u8]) -> Result<(), Fault> {
+    pub(super) fn new(mut records: &[u8]) -> Result<Self, Fault> {
+        let mut overrides = Self::default();
         while !records.is_empty() {
             let length = record_length(records)?;
             let (record, rest) = records.split_at(length);
             let (key, value) = split(record)?;
-            self.set(key, value)?;
+            overrides.set(key, value)?;
             records = rest;
         }
-        Ok(())
+        Ok(overrides)
     }
 
     /// An empty value takes an override back.

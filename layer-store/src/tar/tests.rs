@@ -189,6 +189,29 @@ fn pax_is_for_one_entry() {
 }
 
 #[test]
+fn of_two_extended_headers_the_later_counts() {
+    let mut archive = Archive::default();
+    archive.pax(&[(b"path", b"first"), (b"uid", b"7")]);
+    archive.pax(&[(b"gid", b"8")]).file("own", b"");
+    let entry = one(&mut archive);
+    assert_eq!(entry.path, b"own");
+    assert_eq!((entry.meta.uid, entry.meta.gid), (0, 8));
+}
+
+#[test]
+fn gnu_names_go_before_pax_names() {
+    let mut archive = Archive::default();
+    archive.entry(&Fields {
+        path: b"././@LongLink",
+        flag: b'L',
+        data: b"gnu",
+        ..Fields::default()
+    });
+    archive.pax(&[(b"path", b"pax")]).file("own", b"");
+    assert_eq!(one(&mut archive).path, b"gnu");
+}
+
+#[test]
 fn pax_times() {
     for (written, read) in [
         ("0", (0, 0)),
