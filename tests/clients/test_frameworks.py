@@ -1,11 +1,13 @@
 """Frameworks as they are installed: inspect's sandbox without Helm, and llm-sandbox."""
 
 import asyncio
+import io
 import logging
 import os
 import random
 import tempfile
 import unittest
+from pathlib import Path
 
 from cluster import ClusterTest, image
 
@@ -41,17 +43,11 @@ class Inspect(ClusterTest):
 
     def test_files(self):
         for size in (0, 5 << 20, 100 << 20):
-            with self.subTest(size=size), tempfile.TemporaryDirectory() as folder:
-                data = random.Random(size).randbytes(size)
-                source, back = os.path.join(folder, "in"), os.path.join(folder, "out")
-                with open(source, "wb") as file:
-                    file.write(data)
-                with open(source, "rb") as file:
-                    asyncio.run(self.sandbox.write_file(file, "/tmp/file"))
-                with open(back, "wb") as file:
-                    asyncio.run(self.sandbox.read_file("/tmp/file", file))
-                with open(back, "rb") as file:
-                    self.assertTrue(file.read() == data, "the file differs")
+            with self.subTest(size=size):
+                data, back = random.Random(size).randbytes(size), io.BytesIO()
+                asyncio.run(self.sandbox.write_file(data, Path("/tmp/file")))
+                asyncio.run(self.sandbox.read_file(Path("/tmp/file"), back))
+                self.assertTrue(back.getvalue() == data, "the file differs")
 
 
 class LlmSandbox(ClusterTest):
