@@ -4,7 +4,6 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{Mode, SFlag, makedev, mkdirat, mknodat};
 use nix::unistd::symlinkat;
 
@@ -122,7 +121,6 @@ fn complete_dev() -> io::Result<OwnedFd> {
         ..Attributes::default()
     };
     change(at, readonly, false)?;
-    let _ = AT_FDCWD;
     Ok(dev)
 }
 

@@ -15,6 +15,6 @@ pub mod seccomp;
 pub mod subset;
 
 pub use self::create::{CreateError, Created, Gate, SLOT_CONTROL, SLOT_GATE, SLOT_TERMINAL};
-pub use self::prepare::{Launcher, PrepareError, Prepared, Request, Rootfs, Streams};
+pub use self::prepare::{Exec, Launcher, PrepareError, Prepared, Request, Rootfs, Streams};
 pub use self::rootfs::RootMount;
 pub use self::subset::{Outside, Subset};

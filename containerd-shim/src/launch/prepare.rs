@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use oci_spec::runtime::Spec;
+use oci_spec::runtime::{LinuxSeccomp, Process, Spec};
 
 use super::cgroup::{Cgroup, Hierarchies};
 use super::device::{self, Shared};
@@ -14,6 +14,7 @@ use super::rootfs::{self, RootMount};
 use super::subset::{self, MountPlan, Outside, Subset, What};
 use crate::holder::protocol::{CloneHeader, MAX_FDS};
 use crate::sys::mount::{Attributes, Context, change, copy_tree};
+use crate::sys::process::open_process;
 use crate::sys::{memfd, message};
 use crate::zygote::plan::{self, Index, Plan};
 
@@ -50,6 +51,21 @@ pub struct Request<'a> {
     pub spec: &'a Spec,
     /// Its root.
     pub rootfs: Rootfs<'a>,
+    /// Its streams.
+    pub streams: Streams,
+}
+
+/// A further process of a sandbox.
+#[derive(Debug)]
+pub struct Exec<'a> {
+    /// First process of the sandbox, on the host.
+    pub pid: i32,
+    /// The process.
+    pub process: &'a Process,
+    /// The sandbox's filter.
+    pub seccomp: Option<&'a LinuxSeccomp>,
+    /// The sandbox's cgroup.
+    pub cgroup: Option<&'a Cgroup>,
     /// Its streams.
     pub streams: Streams,
 }
@@ -249,6 +265,57 @@ impl Launcher {
         })
     }
 
+    /// Prepares a further process in a running sandbox, by its namespaces. For sandboxes without an
+    /// agent, and for one whose agent does not answer.
+    ///
+    /// The caller knows that `pid`, the sandbox's first process, has not been acknowledged by
+    /// [`Client::forget`](crate::holder::client::Client::forget): until then the number is its own.
+    ///
+    /// # Errors
+    /// [`PrepareError::Outside`] for a process that runc has to make; the sandbox has ended.
+    pub fn prepare_exec(&self, exec: Exec<'_>) -> Result<Prepared, PrepareError> {
+        let (mut process, oom_score_adj) = subset::read_process(exec.process, exec.seccomp)?;
+        let mut fds = Fds::default();
+        let (gate, inner_gate) = message::pair().during(|| "make the gate".into())?;
+        let null = open_null().during(|| "open /dev/null".into())?;
+        fds.add(null)?;
+        fds.add(inner_gate)?;
+        let target = open_process(exec.pid).during(|| "open the sandbox's process".into())?;
+        let target = fds.add(target)?;
+        let mut cgroups = Vec::new();
+        if let Some(cgroup) = exec.cgroup {
+            for file in cgroup.procs().during(|| "join the cgroup".into())? {
+                cgroups.push(fds.add(file)?);
+            }
+        }
+        let terminal = matches!(exec.streams, Streams::Terminal { .. });
+        process.streams = streams(exec.streams, false, &mut fds)?;
+        let all = libc::CLONE_NEWNS
+            | libc::CLONE_NEWUTS
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWNET
+            | libc::CLONE_NEWCGROUP;
+        let plan = Plan {
+            cgroups,
+            join: vec![(target, all)],
+            process,
+            ..Plan::default()
+        };
+        let header = CloneHeader {
+            pid_namespace: Some(target),
+            ..CloneHeader::default()
+        };
+        Ok(Prepared {
+            header,
+            fds: seal(&plan, fds)?,
+            gate,
+            control: None,
+            terminal,
+            oom_score_adj,
+            cgroup: None,
+        })
+    }
+
     /// Makes the cgroup: the v2 folder to be born into, or the v1 files to join.
     #[expect(
         clippy::type_complexity,
@@ -417,11 +484,7 @@ impl Launcher {
     }
 }
 
-pub(super) fn streams(
-    streams: Streams,
-    console: bool,
-    fds: &mut dyn AddFd,
-) -> Result<plan::Streams, Outside> {
+fn streams(streams: Streams, console: bool, fds: &mut Fds) -> Result<plan::Streams, Outside> {
     Ok(match streams {
         Streams::Fds([stdin, stdout, stderr]) => {
             plan::Streams::Given([fds.add(stdin)?, fds.add(stdout)?, fds.add(stderr)?])
@@ -432,17 +495,6 @@ pub(super) fn streams(
             console,
         },
     })
-}
-
-/// Takes a descriptor and names its place.
-pub(super) trait AddFd {
-    fn add(&mut self, fd: OwnedFd) -> Result<Index, Outside>;
-}
-
-impl AddFd for Fds {
-    fn add(&mut self, fd: OwnedFd) -> Result<Index, Outside> {
-        Fds::add(self, fd)
-    }
 }
 
 /// The agent's socket: made before the sandbox exists, so that nobody has to be found later.

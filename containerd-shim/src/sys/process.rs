@@ -54,6 +54,15 @@ pub unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Si
     })
 }
 
+/// A descriptor of a process, which cannot come to mean another one.
+///
+/// # Errors
+/// There is none of this number.
+pub fn open_process(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers.
+    super::check_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
 /// Joins the namespace(s) of `fd`; `kind` is a `CLONE_NEW*`, or several with a pidfd.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
 //! What a process inside a sandbox sees.
 
-use std::io::Read;
+use std::io::{Read, Seek};
 
 use nix::sys::signal::Signal;
-use sandman_containerd_shim::launch::{Request, RootMount, Rootfs, Streams};
+use sandman_containerd_shim::launch::{Exec, Request, RootMount, Rootfs, Streams};
 use serde_json::json;
 
 use crate::support::{Host, copy, key, null, within};
@@ -348,6 +348,74 @@ async fn cgroups_limit_freeze_and_go() {
     );
     cgroup.remove().unwrap();
     // Ours to tidy: the parent that the first one made.
+    host.launcher
+        .cgroup(&host.cgroup)
+        .unwrap()
+        .remove()
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root"]
+async fn a_further_process_joins_the_sandbox() {
+    let mut host = Host::start().await;
+    let path = host.cgroup.join("exec");
+    let mut spec = host.spec("echo mine > /tmp/mark; exec sleep 1000");
+    spec["hostname"] = json!("boxed");
+    spec["linux"]["cgroupsPath"] = json!(path);
+    let out = tempfile::tempfile().unwrap();
+    let init = key("init");
+    let created = host.create(&init, spec.clone(), &out).await.unwrap();
+    within(created.gate.start()).await.unwrap();
+    let cgroup = created.cgroup.unwrap();
+
+    let script = "test -t 0 && tty; cat /proc/self/status /tmp/mark; hostname; pwd; ps; exit 4";
+    let mut process = spec["process"].clone();
+    process["args"] = json!(["sh", "-c", script]);
+    process["cwd"] = json!("/etc");
+    process["user"] = json!({"uid": 12, "gid": 13});
+    let process = serde_json::from_value(process).unwrap();
+    let exec = |streams| Exec {
+        pid: created.pid,
+        process: &process,
+        seccomp: None,
+        cgroup: Some(&cgroup),
+        streams,
+    };
+    let k = key("init/exec");
+    let mut output = tempfile::tempfile().unwrap();
+    let streams = Streams::Fds([null(), copy(&output), copy(&output)]);
+    let prepared = host.launcher.prepare_exec(exec(streams)).unwrap();
+    let started = within(prepared.create(&host.client, &k, &[]))
+        .await
+        .unwrap();
+    assert_eq!(cgroup.pids().unwrap().len(), 2);
+    within(started.gate.start()).await.unwrap();
+    assert_eq!(host.exit_of(&k).await.exit.code, 4);
+    let mut text = String::new();
+    output.rewind().unwrap();
+    output.read_to_string(&mut text).unwrap();
+    assert_eq!(status_line(&text, "Uid"), "12\t12\t12\t12");
+    assert_eq!(status_line(&text, "CapBnd"), "0000000000000000");
+    assert!(text.contains("\nmine\nboxed\n/etc\n"), "{text}");
+    assert!(text.contains("sleep 1000"), "{text}");
+
+    let k = key("init/tty");
+    let streams = Streams::Terminal {
+        width: 0,
+        height: 0,
+    };
+    let prepared = host.launcher.prepare_exec(exec(streams)).unwrap();
+    let started = within(prepared.create(&host.client, &k, &[]))
+        .await
+        .unwrap();
+    assert!(started.terminal.is_some());
+    within(started.gate.start()).await.unwrap();
+    assert_eq!(host.exit_of(&k).await.exit.code, 4);
+
+    within(host.client.signal(&init, 9)).await.unwrap();
+    host.exit_of(&init).await;
+    cgroup.remove().unwrap();
     host.launcher
         .cgroup(&host.cgroup)
         .unwrap()
