@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod config;
 pub mod eviction;
+pub mod handler;
 pub mod host_api;
 pub mod images;
 pub mod logs;

@@ -22,11 +22,13 @@ use v1::exec_failed::Kind;
 use v1::exec_request::Message as In;
 use v1::exec_response::Message as Out;
 
-use super::fifo::{EXEC_PREFIX, Fifos, Output, StaleExec, Streams, open_input, open_output, stale};
-use super::process_group::ProcessGroup;
 pub(super) use super::pump::Sender;
 use super::pump::{LATE, pump, send};
 use crate::metrics::ExecResult;
+use crate::runtime::fifo::{
+    EXEC_PREFIX, Fifos, Output, StaleExec, Streams, open_input, open_output, stale,
+};
+use crate::runtime::process_group::ProcessGroup;
 use crate::runtime::{Exit, RuntimeError};
 use crate::sandbox::view::View;
 use crate::sandbox::{Host, Sandboxes};

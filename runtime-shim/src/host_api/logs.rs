@@ -120,6 +120,8 @@ mod tests {
             spec_hash: String::new(),
             stop_signal: 15,
             replaced: false,
+            health: crate::sandbox::facts::Health::default(),
+            doom: None,
             phase,
         });
         ContainerView {

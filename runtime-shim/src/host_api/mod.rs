@@ -2,11 +2,9 @@
 
 mod attach;
 mod exec;
-mod fifo;
 mod inventory;
 mod logs;
 mod port_forward;
-mod process_group;
 mod pump;
 mod service;
 mod stats;

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use tonic::Status;
 use v1::exec_response::Message as Out;
 
-use super::fifo::Output;
+use crate::runtime::fifo::Output;
 
 /// Messages to the client.
 pub(super) type Sender = mpsc::Sender<Result<v1::ExecResponse, Status>>;
@@ -91,8 +91,8 @@ mod tests {
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
-    use super::super::fifo::open_output;
     use super::*;
+    use crate::runtime::fifo::open_output;
 
     const DEADLINE: Duration = Duration::from_secs(20);
     const SHORT: Duration = Duration::from_millis(20);

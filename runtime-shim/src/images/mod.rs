@@ -26,6 +26,7 @@ mod registry;
 use self::containerd::Containerd;
 pub use self::error::ImageError;
 use self::error::PullError;
+pub(crate) use self::error::chain;
 use self::flight::Flights;
 use self::layers::Shared;
 use self::local::{Known, Local};

@@ -5,6 +5,8 @@
 
 mod containerd;
 mod events;
+pub(crate) mod fifo;
+pub(crate) mod process_group;
 mod request;
 
 use std::collections::HashMap;

@@ -98,8 +98,38 @@ pub struct Attempt {
     /// whatever the restart policy (kuberuntime `computePodActions`).
     #[serde(default)]
     pub replaced: bool,
+    /// What its hook and probes have shown.
+    #[serde(default)]
+    pub health: Health,
+    /// Set when it must end although its sandbox goes on.
+    #[serde(default)]
+    pub doom: Option<Doom>,
     /// How far it is.
     pub phase: Phase,
+}
+
+/// What the hook and the probes of an attempt have shown so far. On record, so that a container
+/// that was ready stays so while this process is replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Health {
+    /// Its postStart hook is over.
+    pub hooked: bool,
+    /// Its startup probe has succeeded.
+    pub started: bool,
+    /// What its readiness probe says.
+    pub ready: bool,
+}
+
+/// Why one container must end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doom {
+    /// Since when.
+    pub since: Timestamp,
+    /// For the Killing event.
+    pub message: String,
+    /// Instead of the sandbox's own grace period.
+    pub grace_seconds: Option<u32>,
 }
 
 /// How far an attempt is.
@@ -176,6 +206,8 @@ impl Attempt {
             spec_hash: identity.spec_hash.clone(),
             stop_signal: identity.stop_signal,
             replaced: false,
+            health: Health::default(),
+            doom: None,
             phase: Phase::Running { since },
         }
     }
@@ -190,6 +222,19 @@ impl Attempt {
     #[must_use]
     pub fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ended(_))
+    }
+
+    /// Whether its hook and its startup probe let the pod go on, as far as it runs at all.
+    #[must_use]
+    pub fn is_started(&self, container: &v1::Container) -> bool {
+        (container.post_start.is_none() || self.health.hooked)
+            && (container.startup_probe.is_none() || self.health.started)
+    }
+
+    /// Whether it serves, as far as it runs at all.
+    #[must_use]
+    pub fn is_ready(&self, container: &v1::Container) -> bool {
+        self.is_started(container) && (container.readiness_probe.is_none() || self.health.ready)
     }
 
     /// Whether it has ended and another attempt follows it.
@@ -320,6 +365,8 @@ mod tests {
             spec_hash: String::new(),
             stop_signal: 15,
             replaced: false,
+            health: Health::default(),
+            doom: None,
             phase,
         };
         let mut facts = ContainerFacts::default();
@@ -349,6 +396,8 @@ mod tests {
             spec_hash: String::new(),
             stop_signal: 15,
             replaced: false,
+            health: Health::default(),
+            doom: None,
             phase: Phase::Ended(ended(143)),
         };
         let followed =

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::backoff::{Backoff, retry_delay};
+use super::probe;
 
 /// The kubelet's words for a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +74,16 @@ pub struct LiveContainer {
     pub start: Step,
     /// The collection of an exit is under way.
     pub collecting: bool,
-    /// When the process was asked to end.
+    /// Its postStart hook.
+    pub post_start: Step,
+    /// Its preStop hook; stays to do when there is none, or no time for it.
+    pub pre_stop: Step,
+    /// Its probes, in the order of [`probe::Kind::ALL`].
+    pub probes: [probe::State; 3],
+    /// When it was decided that the process must end.
     pub asked_at: Option<Timestamp>,
+    /// When the process was told so, which its preStop hook may delay.
+    pub signalled_at: Option<Timestamp>,
     /// When it was last killed.
     pub killed_at: Option<Timestamp>,
 }
@@ -147,6 +156,25 @@ impl LiveContainer {
         if !self.start.is_busy() {
             self.start = Step::Todo;
         }
+    }
+
+    /// A new attempt begins: what the one before it was asked and told does not count.
+    pub fn begin_attempt(&mut self) {
+        self.post_start = Step::Todo;
+        self.pre_stop = Step::Todo;
+        self.probes = Default::default();
+        (self.asked_at, self.signalled_at, self.killed_at) = (None, None, None);
+    }
+
+    /// The state of one of its probes.
+    #[must_use]
+    pub fn probe(&self, kind: probe::Kind) -> &probe::State {
+        &self.probes[kind as usize]
+    }
+
+    /// The state of one of its probes.
+    pub fn probe_mut(&mut self, kind: probe::Kind) -> &mut probe::State {
+        &mut self.probes[kind as usize]
     }
 
     /// No attempt could be made: the next try looks for its image again, which may be gone.

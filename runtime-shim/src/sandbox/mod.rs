@@ -11,6 +11,7 @@ pub mod live;
 pub mod manager;
 mod oom;
 pub mod plan;
+pub mod probe;
 pub mod queue;
 pub mod report;
 pub mod store;

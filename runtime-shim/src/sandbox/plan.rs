@@ -7,9 +7,10 @@
 use jiff::{SignedDuration, Timestamp};
 use sandman_protocol::v1;
 
-use super::facts::{Attempt, Facts};
+use super::facts::{Attempt, Facts, Phase};
 use super::identity::{Kind, spec_hash};
 use super::live::{Live, LiveContainer, Step};
+use super::probe::{self, Due};
 
 /// Processes get at least this long between the request to end and the kill
 /// (kuberuntime `minimumGracePeriodInSeconds`).
@@ -30,13 +31,21 @@ pub enum Action {
     EnsureImage(String),
     /// Make and start the next attempt of a container.
     Start(String),
+    /// Run one probe of a container.
+    Probe(String, probe::Kind),
+    /// Run the postStart hook of a container.
+    PostStart(String),
     /// Ask a container's process to end.
     Ask {
         /// The container.
         container: String,
         /// For the Killing event.
         why: Why,
+        /// Run its preStop hook, and signal only when told to.
+        hook: bool,
     },
+    /// Signal a container's process whose preStop hook is over, or has used up the time for it.
+    Signal(String),
     /// Kill a container's process.
     Kill(String),
     /// Stop waiting for a pull.
@@ -61,6 +70,8 @@ pub enum Why {
     Stopping,
     /// The pod's image for this container changed.
     Changed,
+    /// Its facts say why: [`super::facts::Doom`].
+    Doomed,
 }
 
 /// What to do now, and when to look again if nothing happens before.
@@ -269,7 +280,9 @@ impl Planner<'_> {
             let attempt = self.facts.attempt(&member.spec.name);
             if member.spec.sidecar {
                 self.keep_running(member);
-                if attempt.is_none() && !over {
+                let started = attempt
+                    .is_some_and(|attempt| attempt.is_running() && attempt.is_started(member.spec));
+                if !over && !started && !self.went_past(&member.spec.name) {
                     return false;
                 }
                 continue;
@@ -287,12 +300,23 @@ impl Planner<'_> {
         true
     }
 
+    /// Whether an init container after this one has begun already: a sidecar that comes back
+    /// holds nobody up.
+    fn went_past(&self, name: &str) -> bool {
+        self.spec
+            .init_containers
+            .iter()
+            .skip_while(|container| container.name != name)
+            .skip(1)
+            .any(|container| self.facts.attempt(&container.name).is_some())
+    }
+
     fn keep_running(&mut self, member: Member<'_>) {
         let name = &member.spec.name;
         let facts = self.facts.containers.get(name);
         let attempt = facts.and_then(|facts| facts.current.as_ref());
-        if attempt.is_some_and(Attempt::is_live) {
-            self.replace_if_changed(member.spec, attempt);
+        if let Some(attempt) = attempt.filter(|attempt| attempt.is_live()) {
+            self.look_after(member.spec, attempt);
             return;
         }
         if let (Some(facts), Some(attempt)) = (facts, attempt)
@@ -319,34 +343,90 @@ impl Planner<'_> {
         }
     }
 
-    fn replace_if_changed(&mut self, container: &v1::Container, attempt: Option<&Attempt>) {
-        let Some(attempt) = attempt.filter(|attempt| attempt.is_running()) else {
+    /// A container that runs: whether it may go on, then its hook, then its probes.
+    fn look_after(&mut self, container: &v1::Container, attempt: &Attempt) {
+        let Phase::Running { since } = attempt.phase else {
             return;
         };
-        if attempt.spec_hash == spec_hash(container) {
-            return;
+        let name = &container.name;
+        let idle = LiveContainer::default();
+        let live = self.live.containers.get(name).unwrap_or(&idle);
+        if attempt.spec_hash != spec_hash(container) {
+            let asked = live.asked_at.unwrap_or(self.now);
+            let deadline = asked.saturating_add(grace(self.spec)).unwrap_or(self.now);
+            self.stop(name, deadline, Why::Changed);
+        } else if let Some(doom) = &attempt.doom {
+            let grace = doom.grace_seconds.map_or_else(
+                || grace(self.spec),
+                |seconds| SignedDuration::from_secs(seconds.into()).max(MIN_GRACE),
+            );
+            let deadline = doom.since.saturating_add(grace).unwrap_or(self.now);
+            self.stop(name, deadline, Why::Doomed);
+        } else if container.post_start.is_some() && !attempt.health.hooked {
+            if self.ready(&live.post_start) {
+                self.act(Action::PostStart(name.clone()));
+            }
+        } else {
+            for kind in probe::Kind::ALL {
+                self.probe(container, attempt, since, kind);
+            }
         }
-        let asked = self
-            .live
-            .containers
-            .get(&container.name)
-            .and_then(|live| live.asked_at);
-        let deadline = asked.unwrap_or(self.now).saturating_add(grace(self.spec));
-        self.stop(&container.name, deadline.unwrap_or(self.now), Why::Changed);
     }
 
-    /// Asks or kills one running container, whatever is due.
+    fn probe(
+        &mut self,
+        container: &v1::Container,
+        attempt: &Attempt,
+        since: Timestamp,
+        kind: probe::Kind,
+    ) {
+        // The startup probe until it succeeds, the others from then on.
+        let Some(probe) = kind
+            .of(container)
+            .filter(|_| (kind == probe::Kind::Startup) != attempt.is_started(container))
+        else {
+            return;
+        };
+        let fresh = probe::State::default();
+        let live = self.live.containers.get(&container.name);
+        let state = live.map_or(&fresh, |live| live.probe(kind));
+        match state.due(probe, since, self.now) {
+            Due::Now => self.act(Action::Probe(container.name.clone(), kind)),
+            Due::At(at) => self.wake(at),
+            Due::Never => {}
+        }
+    }
+
+    /// Brings the end of one running container on: preStop hook, signal, kill. Hooks that take
+    /// all of the time leave their container [`MIN_GRACE`] (kuberuntime `killContainer`).
     fn stop(&mut self, name: &str, deadline: Timestamp, why: Why) {
         let idle = LiveContainer::default();
         let live = self.live.containers.get(name).unwrap_or(&idle);
         if !self.facts.attempt(name).is_some_and(Attempt::is_running) {
             return;
         }
+        let mut deadline = deadline;
         if live.asked_at.is_none() {
+            let hook = deadline > self.now && self.has_pre_stop(name);
             self.act(Action::Ask {
                 container: name.to_owned(),
                 why,
+                hook,
             });
+            if hook {
+                self.wake(deadline);
+                return;
+            }
+        } else if live.pre_stop != Step::Todo {
+            if live.pre_stop.is_busy() && deadline > self.now {
+                self.wake(deadline);
+                return;
+            }
+            if live.signalled_at.is_none() {
+                self.act(Action::Signal(name.to_owned()));
+            }
+            let signalled = live.signalled_at.unwrap_or(self.now);
+            deadline = deadline.max(signalled.saturating_add(MIN_GRACE).unwrap_or(signalled));
         }
         if deadline > self.now {
             self.wake(deadline);
@@ -358,6 +438,43 @@ impl Planner<'_> {
         match again {
             Some(again) if again > self.now => self.wake(again),
             _ => self.act(Action::Kill(name.to_owned())),
+        }
+    }
+
+    fn has_pre_stop(&self, name: &str) -> bool {
+        members(self.spec).any(|member| member.spec.name == name && member.spec.pre_stop.is_some())
+    }
+
+    /// preStop hooks of sidecars run from the beginning, beside those of the others; only their
+    /// signals wait for their turn.
+    fn run_hooks_of_sidecars(&mut self, deadline: Timestamp) {
+        for sidecar in self.spec.init_containers.iter().filter(|c| c.sidecar) {
+            let name = &sidecar.name;
+            let asked = self
+                .live
+                .containers
+                .get(name)
+                .is_some_and(|live| live.asked_at.is_some());
+            let running = self.facts.attempt(name).is_some_and(Attempt::is_running);
+            if sidecar.pre_stop.is_some() && running && !asked && deadline > self.now {
+                self.act(Action::Ask {
+                    container: name.clone(),
+                    why: Why::Stopping,
+                    hook: true,
+                });
+            }
+        }
+    }
+
+    /// Clients are told until the end whether a container serves.
+    fn keep_asking_readiness(&mut self) {
+        for member in members(self.spec) {
+            if let Some(attempt) = self.facts.attempt(&member.spec.name)
+                && let Phase::Running { since } = attempt.phase
+                && attempt.is_started(member.spec)
+            {
+                self.probe(member.spec, attempt, since, probe::Kind::Readiness);
+            }
         }
     }
 
@@ -392,8 +509,10 @@ impl Planner<'_> {
         if !others || deadline <= self.now {
             self.stop_sidecars_until(deadline);
         } else {
+            self.run_hooks_of_sidecars(deadline);
             self.wake(deadline);
         }
+        self.keep_asking_readiness();
         let idle = running.is_empty() && !starting;
         let busy = self.live.network.is_busy() || self.live.volumes.is_busy();
         if !idle || busy || self.live.release.is_busy() {

@@ -107,9 +107,18 @@ impl View<'_> {
         report.last_termination = facts.last.as_ref().map(terminated);
         match &attempt.phase {
             // An exit that is not collected yet has no reason or message to tell.
+            // As the kubelet, which looks again only after the hook.
+            Phase::Running { .. }
+                if member.spec.post_start.is_some() && !attempt.health.hooked && !over =>
+            {
+                report.state = Some(waiting(self.first_wait(live)));
+            }
             Phase::Running { since } | Phase::Exited { since, .. } => {
-                report.started = true;
-                report.ready = attempt.is_running();
+                report.started = attempt.is_started(member.spec);
+                // One that makes room for another image serves until that runs, for all that
+                // clients are told (kuberuntime kills and starts in one `SyncPod`).
+                report.ready = attempt.is_ready(member.spec)
+                    && (attempt.is_running() || (attempt.replaced && !over));
                 let started_at = Some(wire_time(*since));
                 report.state = Some(v1::container_report::State::Running(v1::Running {
                     started_at,
@@ -121,10 +130,18 @@ impl View<'_> {
                     && self.spec.schema > 0
                     && attempt.is_followed(policy, member.kind, member.spec.sidecar);
                 if again && attempt.replaced {
-                    // As one that is new: an end of this pod's container, shown now, would count
-                    // as the pod's own where the policy lets nothing run again.
-                    report.last_termination = None;
-                    report.state = Some(waiting(self.first_wait(live)));
+                    // An end of this pod's container, shown now, would count as the pod's own
+                    // where the policy lets nothing run again.
+                    report.last_termination = facts.last.as_ref().map(terminated);
+                    report.state = Some(match (live.waiting(), end.started_at) {
+                        (None, Some(since)) => {
+                            report.started = attempt.is_started(member.spec);
+                            report.ready = attempt.is_ready(member.spec);
+                            let started_at = Some(wire_time(since));
+                            v1::container_report::State::Running(v1::Running { started_at })
+                        }
+                        _ => waiting(self.first_wait(live)),
+                    });
                     return report;
                 }
                 match self

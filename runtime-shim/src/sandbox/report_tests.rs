@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use v1::container_report::State;
 
-use super::super::facts::{Attempt, Ended, Removal};
+use super::super::facts::{Attempt, Ended, Health, Removal};
 use super::super::live::{Step, Waiting};
 use super::*;
 
@@ -37,6 +37,8 @@ fn attempt(number: u32, phase: Phase) -> Attempt {
         spec_hash: String::new(),
         stop_signal: 15,
         replaced: false,
+        health: Health::default(),
+        doom: None,
         phase,
     }
 }
@@ -259,8 +261,22 @@ fn a_replaced_container_is_no_end_of_its_pod() {
     container.current.as_mut().unwrap().replaced = true;
     let told = report(&spec, &facts, &live, at(6));
     assert_eq!(told.lifecycle(), v1::Lifecycle::Active);
-    assert_eq!(wait_of(&told.containers[0]).0, "ContainerCreating");
+    assert!(matches!(told.containers[0].state, Some(State::Running(_))));
+    assert!(told.containers[0].ready, "the next takes its place");
     assert_eq!(told.containers[0].last_termination, None);
+    // Until the new image turns out not to be there.
+    let mut trouble = Live::default();
+    let waiting = Waiting {
+        reason: "ErrImagePull".into(),
+        message: String::new(),
+    };
+    let container = trouble.containers.entry("c".into()).or_default();
+    container
+        .image
+        .fail(at(6), SignedDuration::from_secs(10), waiting);
+    let told = only(&spec, &facts, &trouble, 6);
+    assert_eq!(wait_of(&told).0, "ErrImagePull");
+    assert!(!told.ready && !told.started);
     // Its own removal ends it all the same.
     facts.removal = Some(Removal {
         deadline: at(30),
@@ -268,4 +284,34 @@ fn a_replaced_container_is_no_end_of_its_pod() {
     });
     let told = only(&spec, &facts, &live, 6);
     assert!(matches!(told.state, Some(State::Terminated(_))));
+}
+
+#[test]
+fn hook_and_probes_decide_what_is_started_and_ready() {
+    let mut spec = spec();
+    spec.containers[0] = v1::Container {
+        post_start: Some(v1::Handler::default()),
+        startup_probe: Some(v1::Probe::default()),
+        readiness_probe: Some(v1::Probe::default()),
+        ..spec.containers[0].clone()
+    };
+    let mut facts = facts(Some(Phase::Running { since: at(0) }));
+    let live = Live::default();
+    let told = only(&spec, &facts, &live, 1);
+    assert_eq!(wait_of(&told).0, "ContainerCreating");
+    for (hooked, started, ready, expected) in [
+        (true, false, true, (false, false)),
+        (true, true, false, (true, false)),
+        (true, true, true, (true, true)),
+    ] {
+        let container = facts.containers.get_mut("c").unwrap();
+        container.current.as_mut().unwrap().health = Health {
+            hooked,
+            started,
+            ready,
+        };
+        let told = only(&spec, &facts, &live, 1);
+        assert!(matches!(told.state, Some(State::Running(_))));
+        assert_eq!((told.started, told.ready), expected);
+    }
 }

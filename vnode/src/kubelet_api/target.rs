@@ -125,8 +125,19 @@ fn runs(pod: &Pod, container: &str) -> bool {
     pod.status
         .as_ref()
         .and_then(|status| container_status(status, container))
-        .and_then(|status| status.state.as_ref())
-        .is_some_and(|state| state.running.is_some())
+        .is_some_and(may_run)
+}
+
+/// Whether a container runs, as far as its status tells. One whose postStart hook is not over shows
+/// that it waits, and its host knows better.
+fn may_run(status: &ContainerStatus) -> bool {
+    let Some(state) = &status.state else {
+        return false;
+    };
+    let reason = state.waiting.as_ref().and_then(|w| w.reason.as_deref());
+    let hooked = matches!(reason, Some("ContainerCreating" | "PodInitializing"));
+    let made = status.container_id.as_ref().is_some_and(|id| !id.is_empty());
+    state.running.is_some() || (hooked && made)
 }
 
 /// The pod of a log request, if the named container has the wanted log.

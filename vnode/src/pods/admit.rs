@@ -185,13 +185,6 @@ fn admit_container(
         container.image.as_deref().unwrap_or_default().is_empty(),
         &field("image"),
     )?;
-    refuse_if(container.liveness_probe.is_some(), &field("livenessProbe"))?;
-    refuse_if(
-        container.readiness_probe.is_some(),
-        &field("readinessProbe"),
-    )?;
-    refuse_if(container.startup_probe.is_some(), &field("startupProbe"))?;
-    refuse_if(container.lifecycle.is_some(), &field("lifecycle"))?;
     refuse_if(has_any(&container.volume_devices), &field("volumeDevices"))?;
     refuse_if(
         has_any(&container.restart_policy_rules),
@@ -300,7 +293,6 @@ mod tests {
                 .extend(value.as_object().unwrap().clone());
             json!({ "containers": [container] })
         };
-        let probe = json!({"exec": {"command": ["true"]}});
         for (spec, field) in [
             (json!({"hostNetwork": true}), "spec.hostNetwork"),
             (json!({"hostPID": true}), "spec.hostPID"),
@@ -343,14 +335,6 @@ mod tests {
                     json!({"ports": [{"containerPort": 80}, {"containerPort": 81, "hostPort": 81}]}),
                 ),
                 "spec.containers[0].ports[1].hostPort",
-            ),
-            (
-                container(json!({"livenessProbe": probe})),
-                "spec.containers[0].livenessProbe",
-            ),
-            (
-                container(json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}})),
-                "spec.containers[0].lifecycle",
             ),
             (
                 container(json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}})),
@@ -415,6 +399,8 @@ mod tests {
                 "name": "c", "image": "i",
                 "ports": [{"containerPort": 80}],
                 "securityContext": {"privileged": false, "seccompProfile": {"type": "RuntimeDefault"}},
+                "livenessProbe": {"exec": {"command": ["true"]}},
+                "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
                 "volumeMounts": [{"name": "a", "mountPath": "/a", "subPathExpr": "$(X)", "mountPropagation": "None"}],
             }],
         });

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    Container, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext, VolumeMount,
+    Container, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
+    SecurityContext, VolumeMount,
 };
 use prost_types::Duration as ProtoDuration;
 use sandman_protocol::v1::env_var::Value;
 use sandman_protocol::v1::seccomp::Kind as SeccompKind;
 use sandman_protocol::{SCHEMA, v1};
 
+use super::handlers;
 use super::resolve::Resolved;
 use super::resources::{is_sidecar, requests};
 use crate::config::Config;
@@ -237,6 +239,12 @@ fn container(
     env: Vec<v1::EnvVar>,
     without_agent: bool,
 ) -> v1::Container {
+    let probe = |probe: &Option<Probe>| {
+        let probe = probe.as_ref()?;
+        Some(handlers::probe(container, probe))
+    };
+    let lifecycle = container.lifecycle.as_ref();
+    let hook = |hook: Option<&LifecycleHandler>| Some(handlers::hook(container, hook?));
     v1::Container {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -270,6 +278,14 @@ fn container(
         .into(),
         sidecar: is_sidecar(container),
         without_agent,
+        startup_probe: probe(&container.startup_probe),
+        liveness_probe: probe(&container.liveness_probe),
+        readiness_probe: probe(&container.readiness_probe),
+        post_start: hook(lifecycle.and_then(|hooks| hooks.post_start.as_ref())),
+        pre_stop: hook(lifecycle.and_then(|hooks| hooks.pre_stop.as_ref())),
+        stop_signal: lifecycle
+            .and_then(|hooks| hooks.stop_signal.clone())
+            .unwrap_or_default(),
     }
 }
 

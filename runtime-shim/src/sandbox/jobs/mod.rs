@@ -4,6 +4,7 @@
 mod collect;
 mod destroy;
 mod devices;
+mod health;
 mod propagation;
 mod setup;
 mod start;
@@ -20,6 +21,7 @@ use sandman_protocol::v1;
 
 pub use self::collect::{Last, collect};
 pub use self::destroy::{destroy, kill_hard, release, tear_down};
+pub use self::health::{HookKind, Probing, run_hook, run_probe};
 pub use self::setup::{apply_volumes, ensure_image, set_up_network};
 pub use self::start::{StartRequest, Started, start};
 use super::board::Board;
@@ -29,6 +31,7 @@ use super::live::Waiting;
 use super::queue::{CreationQueue, Permit};
 use super::store::Store;
 use super::view::Streams;
+use crate::handler::Verdict;
 use crate::images::{Image, ImageError, Images};
 use crate::logs::LogStore;
 use crate::metrics::{Metrics, Phase};
@@ -100,6 +103,19 @@ pub enum Outcome {
     },
     /// A container's start.
     Start(String, Box<Started>),
+    /// One run of a probe.
+    Probed(Probing, Verdict),
+    /// A hook of an attempt; whether it succeeded.
+    Hooked {
+        /// The container.
+        container: String,
+        /// The attempt.
+        attempt: u32,
+        /// Which hook.
+        kind: HookKind,
+        /// Whether it succeeded.
+        done: bool,
+    },
     /// A container's last words.
     Collected(String, Termination),
     /// The removal of all but the logs.

@@ -34,7 +34,14 @@ impl Worker {
             }
             Action::EnsureImage(name) => self.ensure_image(name),
             Action::Start(name) => self.start(&name),
-            Action::Ask { container, why } => self.ask(&container, why, now).await,
+            Action::Probe(name, kind) => self.probe(&name, kind, now),
+            Action::PostStart(name) => self.post_start(&name),
+            Action::Ask {
+                container,
+                why,
+                hook,
+            } => self.ask(&container, why, hook, now).await,
+            Action::Signal(name) => self.signal(&name, now).await,
             Action::Kill(name) => self.kill(&name, now).await,
             Action::AbandonImage(name) => {
                 self.abandon_pull(&name);
@@ -118,6 +125,9 @@ impl Worker {
             .config()
             .as_ref()
             .and_then(|c| c.stop_signal().clone());
+        let stop_signal = Some(container.stop_signal.clone())
+            .filter(|signal| !signal.is_empty())
+            .or(stop_signal);
         let identity = Identity {
             uid: self.spec.uid.clone(),
             namespace: self.spec.namespace.clone(),
@@ -132,7 +142,7 @@ impl Worker {
         };
         let live = self.live.containers.entry(name.to_owned()).or_default();
         live.start.begin();
-        (live.asked_at, live.killed_at) = (None, None);
+        live.begin_attempt();
         let request = StartRequest {
             spec: self.spec.clone(),
             container,
@@ -149,14 +159,12 @@ impl Worker {
         });
     }
 
-    pub(super) async fn ask(&mut self, name: &str, why: Why, now: Timestamp) {
-        let Some(attempt) = self.facts.attempt(name).cloned() else {
-            return;
-        };
+    pub(super) async fn ask(&mut self, name: &str, why: Why, hook: bool, now: Timestamp) {
         let kind = self.member(name).map_or(Kind::Regular, |(_, kind)| kind);
         let message = match why {
             Why::Stopping => format!("Stopping container {name}"),
             Why::Changed => format!("Container {name} definition changed, will be restarted"),
+            Why::Doomed => self.doom_message(name),
         };
         self.host.event(
             &self.spec,
@@ -164,11 +172,10 @@ impl Worker {
             "Killing",
             &message,
         );
-        self.live
-            .containers
-            .entry(name.to_owned())
-            .or_default()
-            .asked_at = Some(now);
+        // A postStart hook that still runs has nothing more to say.
+        self.abandon_hook(name);
+        let live = self.live.containers.entry(name.to_owned()).or_default();
+        live.asked_at = Some(now);
         if why == Why::Changed {
             // Before the signal: however soon the process ends, it is known why.
             let current = self.facts.containers.get_mut(name);
@@ -177,12 +184,23 @@ impl Worker {
             }
             self.persist();
         }
-        if let Err(error) = self
-            .host
-            .runtime
-            .kill(&attempt.id, None, attempt.stop_signal)
-            .await
-        {
+        if !(hook && self.pre_stop(name)) {
+            self.signal(name, now).await;
+        }
+    }
+
+    pub(super) async fn signal(&mut self, name: &str, now: Timestamp) {
+        self.abandon_hook(name);
+        let live = self.live.containers.entry(name.to_owned()).or_default();
+        live.signalled_at = Some(now);
+        if live.pre_stop.is_busy() {
+            live.pre_stop = Step::Done;
+        }
+        let Some(attempt) = self.facts.attempt(name) else {
+            return;
+        };
+        let (id, signal) = (attempt.id.clone(), attempt.stop_signal);
+        if let Err(error) = self.host.runtime.kill(&id, None, signal).await {
             // The kill that follows at the deadline does not depend on this.
             self.look_later(&error);
         }

@@ -4,6 +4,7 @@
 //! one starts from the record, containerd's labels and the tasks' states.
 
 mod act;
+mod health;
 mod journal;
 mod observe;
 mod outcome;
@@ -27,6 +28,7 @@ use super::identity::{Identity, Kind};
 use super::jobs::{About, Host, Outcome};
 use super::live::{Live, Step, Waiting};
 use super::plan::{MIN_GRACE, changed_images, is_finished, members, plan};
+use super::probe;
 use super::view::View;
 use crate::images::Image;
 use crate::logs::ContainerLog;
@@ -90,6 +92,7 @@ pub(super) struct Worker {
     outputs: HashMap<String, Output>,
     jobs: JoinSet<Outcome>,
     pulls: HashMap<String, AbortHandle>,
+    hooks: HashMap<String, AbortHandle>,
     look_at: Option<Timestamp>,
     journal: Journal,
     /// Cancelled when the sandbox is to end.
@@ -119,6 +122,7 @@ impl Worker {
             outputs: HashMap::new(),
             jobs: JoinSet::new(),
             pulls: HashMap::new(),
+            hooks: HashMap::new(),
             look_at: None,
             journal: Journal::default(),
             stopping: CancellationToken::new(),
@@ -143,6 +147,7 @@ impl Worker {
             let log = adopt::reopen_log(&self.host, &self.spec, &name, &attempt);
             self.outputs.insert(name, Output::new(log));
         }
+        self.spread_probes(Timestamp::now());
         self.look().await;
         self.persist();
         self.publish();
@@ -292,7 +297,11 @@ impl Worker {
             .values_mut()
             .flat_map(|live| {
                 live.collecting = false;
-                [&mut live.image, &mut live.start]
+                live.probes.iter_mut().for_each(probe::State::abandon);
+                if live.pre_stop.is_busy() {
+                    live.pre_stop = Step::Done;
+                }
+                [&mut live.image, &mut live.start, &mut live.post_start]
             })
             .chain([
                 &mut self.live.network,

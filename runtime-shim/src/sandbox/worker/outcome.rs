@@ -39,6 +39,13 @@ impl Worker {
                 result,
             } => self.image(&container, &reference, *result, now),
             Outcome::Start(name, started) => self.started(&name, *started, now),
+            Outcome::Probed(probing, verdict) => self.probed(&probing, &verdict, now),
+            Outcome::Hooked {
+                container,
+                attempt,
+                kind,
+                done,
+            } => self.hooked(&container, attempt, kind, done, now),
             Outcome::Collected(name, end) => {
                 self.live
                     .containers
@@ -169,6 +176,7 @@ impl Worker {
         if let Some(output) = self.outputs.remove(name) {
             output.running.send_replace(false);
         }
+        self.abandon_hook(name);
         let Some(facts) = self.facts.containers.get_mut(name) else {
             return;
         };

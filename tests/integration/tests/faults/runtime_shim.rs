@@ -49,6 +49,40 @@ fn running_containers_are_adopted() {
 }
 
 #[test]
+fn what_probes_found_is_kept_over_a_restart() {
+    Scope::run(|scope| async move {
+        let pods: Api<Pod> = scope.api();
+        let mut main = container(&scope.cluster, "main", "touch /tmp/up; exec sleep 1000000");
+        let probe = |period: i32| {
+            serde_json::from_value(serde_json::json!({
+                "exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": period,
+                "failureThreshold": 100,
+            }))
+            .ok()
+        };
+        (main.startup_probe, main.readiness_probe) = (probe(1), probe(600));
+        let pod = PodBuilder::new("probed").container(main).build();
+        scope.ready_pod(&pod).await?;
+        let ready_since = |pod: &Pod| {
+            let status = pod.status.clone().unwrap_or_default();
+            let mut conditions = status.conditions.into_iter().flatten();
+            let ready = conditions.find(|condition| condition.type_ == "Ready");
+            ready.and_then(|ready| ready.last_transition_time)
+        };
+        let before = pods.get("probed").await?;
+        kill_all(&scope).await?;
+        start_all(&scope).await?;
+        // Once the node has heard of this one, it has heard of the other.
+        scope
+            .ready_pod(&PodBuilder::sleeper(&scope.cluster, "later").build())
+            .await?;
+        let after = wait_pod(&pods, "probed", "ready", is_ready).await?;
+        ensure!(ready_since(&before) == ready_since(&after), "{:?}", after.status);
+        Ok(())
+    });
+}
+
+#[test]
 fn no_log_line_is_lost_over_a_restart() {
     Scope::run(|scope| async move {
         let script = "i=0; while [ ! -e /tmp/stop ]; do i=$((i+1)); echo $i; sleep 0.01; done; exec sleep 1000000";

@@ -12,25 +12,25 @@ use nix::unistd::mkfifo;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
-use crate::runtime::Stdio;
+use super::Stdio;
 
 /// Size of one message of output: large enough to be cheap, small enough to be fair.
 const CHUNK: usize = 32 * 1024;
 
 /// Name prefix of every exec's folder, and of the exec itself.
-pub(super) const EXEC_PREFIX: &str = "exec-";
+pub(crate) const EXEC_PREFIX: &str = "exec-";
 /// File in an exec's folder that holds the id of its container.
 const OWNER: &str = "container";
 
 /// An exec whose streams ended with an earlier process of ours.
-pub(super) struct StaleExec {
-    pub(super) exec: String,
-    pub(super) container_id: String,
-    pub(super) dir: PathBuf,
+pub(crate) struct StaleExec {
+    pub(crate) exec: String,
+    pub(crate) container_id: String,
+    pub(crate) dir: PathBuf,
 }
 
 /// All of them that left a folder below `parent`.
-pub(super) fn stale(parent: &Path) -> io::Result<Vec<StaleExec>> {
+pub(crate) fn stale(parent: &Path) -> io::Result<Vec<StaleExec>> {
     let mut found = vec![];
     for entry in std::fs::read_dir(parent)? {
         let dir = entry?.path();
@@ -54,23 +54,23 @@ pub(super) fn stale(parent: &Path) -> io::Result<Vec<StaleExec>> {
 }
 
 /// The FIFOs of one exec; removed with their folder when dropped.
-pub(super) struct Fifos {
+pub(crate) struct Fifos {
     dir: PathBuf,
     stdio: Stdio,
 }
 
 /// Which streams an exec has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Streams {
-    pub(super) stdin: bool,
-    pub(super) stdout: bool,
-    pub(super) stderr: bool,
-    pub(super) tty: bool,
+pub(crate) struct Streams {
+    pub(crate) stdin: bool,
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
+    pub(crate) tty: bool,
 }
 
 impl Fifos {
     /// Makes them in a new folder below `parent`, which says whose they are.
-    pub(super) fn make(
+    pub(crate) fn make(
         parent: &Path,
         exec: &str,
         container_id: &str,
@@ -102,7 +102,7 @@ impl Fifos {
         Ok(fifos)
     }
 
-    pub(super) fn stdio(&self) -> &Stdio {
+    pub(crate) fn stdio(&self) -> &Stdio {
         &self.stdio
     }
 }
@@ -117,7 +117,7 @@ impl Drop for Fifos {
 
 /// Opens the reading end. Before the process starts, so that the shim's opening of the other end
 /// does not block; to be read only after, because without a writer it looks ended.
-pub(super) fn open_output(path: Option<&Path>) -> io::Result<Option<Output>> {
+pub(crate) fn open_output(path: Option<&Path>) -> io::Result<Option<Output>> {
     let receiver = path
         .map(|path| pipe::OpenOptions::new().open_receiver(path))
         .transpose()?;
@@ -128,7 +128,7 @@ pub(super) fn open_output(path: Option<&Path>) -> io::Result<Option<Output>> {
 }
 
 /// Opens the writing end; `None` when the process has already closed the other.
-pub(super) fn open_input(path: Option<&Path>) -> io::Result<Option<pipe::Sender>> {
+pub(crate) fn open_input(path: Option<&Path>) -> io::Result<Option<pipe::Sender>> {
     let Some(path) = path else { return Ok(None) };
     match pipe::OpenOptions::new().open_sender(path) {
         Ok(sender) => Ok(Some(sender)),
@@ -138,14 +138,14 @@ pub(super) fn open_input(path: Option<&Path>) -> io::Result<Option<pipe::Sender>
 }
 
 /// The reading end of an output.
-pub(super) struct Output {
+pub(crate) struct Output {
     receiver: pipe::Receiver,
     buffer: BytesMut,
 }
 
 impl Output {
     /// The next bytes; `None` at the end.
-    pub(super) async fn next(&mut self) -> Option<Bytes> {
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
         self.buffer.reserve(CHUNK);
         match self.receiver.read_buf(&mut self.buffer).await {
             Ok(0) | Err(_) => None,

@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const WHOLE_GROUP: libc::c_uint = 1 << 2;
 
 /// The group that a process leads.
-pub(super) struct ProcessGroup(OwnedFd);
+pub(crate) struct ProcessGroup(OwnedFd);
 
 impl ProcessGroup {
     /// The group of a process that was started just now.
-    pub(super) fn led_by(pid: u32) -> io::Result<Self> {
+    pub(crate) fn led_by(pid: u32) -> io::Result<Self> {
         let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
         // SAFETY: the call takes two numbers and returns a new descriptor or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -27,7 +27,7 @@ impl ProcessGroup {
     }
 
     /// Kills every process of the group. Older kernels refuse.
-    pub(super) fn kill(&self) -> io::Result<()> {
+    pub(crate) fn kill(&self) -> io::Result<()> {
         // SAFETY: the descriptor is open, no siginfo is passed.
         let result = unsafe {
             libc::syscall(
