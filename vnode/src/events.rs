@@ -108,6 +108,8 @@ impl Events {
     pub fn from_host(&self, pod: &Pod, event: sandman_protocol::v1::SandboxEvent) {
         let list = if event.init_container {
             "initContainers"
+        } else if event.ephemeral_container {
+            "ephemeralContainers"
         } else {
             "containers"
         };

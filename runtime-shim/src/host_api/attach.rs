@@ -19,9 +19,9 @@ use v1::exec_request::Message as In;
 use v1::exec_response::Message as Out;
 
 use super::exec::{Sender, failure, write};
-use crate::runtime::fifo::open_input;
 use super::pump::send;
 use crate::logs::{ListenError, Listener};
+use crate::runtime::fifo::open_input;
 use crate::sandbox::view::{Streams, View};
 use crate::sandbox::{Host, Sandboxes};
 

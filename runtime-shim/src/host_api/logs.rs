@@ -122,6 +122,7 @@ mod tests {
             replaced: false,
             health: crate::sandbox::facts::Health::default(),
             doom: None,
+            user: None,
             phase,
         });
         ContainerView {

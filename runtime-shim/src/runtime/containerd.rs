@@ -145,6 +145,28 @@ impl Runtime for Containerd {
         }
     }
 
+    async fn pid(&self, id: &str) -> Result<Option<u32>, RuntimeError> {
+        let call = GetRequest {
+            container_id: id.to_owned(),
+            exec_id: String::new(),
+        };
+        match self
+            .tasks()
+            .get(request(call, QUICK))
+            .await
+            .map_err(RuntimeError::from)
+        {
+            Ok(answer) => Ok(answer
+                .into_inner()
+                .process
+                .filter(|process| !matches!(status(process), TaskStatus::Stopped(_)))
+                .map(|process| process.pid)
+                .filter(|pid| *pid > 0)),
+            Err(RuntimeError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn list(&self) -> Result<Vec<ContainerRecord>, RuntimeError> {
         // Streamed: thousands of containers, each with its spec, do not fit one message.
         let call = ListContainersRequest { filters: vec![] };

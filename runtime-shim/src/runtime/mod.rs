@@ -151,6 +151,9 @@ pub trait Runtime: Send + Sync + 'static {
     /// The main process's stage; `None` when there is no task.
     async fn state(&self, id: &str) -> Result<Option<TaskStatus>, RuntimeError>;
 
+    /// Process id of a main process that has not ended.
+    async fn pid(&self, id: &str) -> Result<Option<u32>, RuntimeError>;
+
     /// All containers on record.
     async fn list(&self) -> Result<Vec<ContainerRecord>, RuntimeError>;
 

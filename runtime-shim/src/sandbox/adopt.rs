@@ -95,6 +95,7 @@ pub(super) fn skeleton(found: &[Identity]) -> Option<v1::SandboxSpec> {
         match identity.kind {
             Kind::Init => spec.init_containers.push(container),
             Kind::Regular => spec.containers.push(container),
+            Kind::Ephemeral => spec.ephemeral_containers.push(container),
         }
     }
     Some(spec)

@@ -104,6 +104,9 @@ pub struct Attempt {
     /// Set when it must end although its sandbox goes on.
     #[serde(default)]
     pub doom: Option<Doom>,
+    /// Whom its first process runs as.
+    #[serde(default)]
+    pub user: Option<User>,
     /// How far it is.
     pub phase: Phase,
 }
@@ -119,6 +122,17 @@ pub struct Health {
     pub started: bool,
     /// What its readiness probe says.
     pub ready: bool,
+}
+
+/// Identity of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Further groups, as the spec lists them.
+    pub groups: Vec<u32>,
 }
 
 /// Why one container must end.
@@ -208,6 +222,7 @@ impl Attempt {
             replaced: false,
             health: Health::default(),
             doom: None,
+            user: None,
             phase: Phase::Running { since },
         }
     }
@@ -239,9 +254,14 @@ impl Attempt {
 
     /// Whether it has ended and another attempt follows it.
     #[must_use]
-    pub fn is_followed(&self, policy: v1::RestartPolicy, kind: Kind, sidecar: bool) -> bool {
+    pub fn is_followed(
+        &self,
+        policy: v1::RestartPolicy,
+        kind: Kind,
+        container: &v1::Container,
+    ) -> bool {
         self.termination()
-            .is_some_and(|end| self.replaced || restarts(policy, kind, sidecar, end))
+            .is_some_and(|end| self.replaced || restarts(policy, kind, container, end.exit_code))
     }
 
     /// How it ended, when all is known.
@@ -296,18 +316,31 @@ impl ContainerFacts {
     }
 }
 
-/// Whether a container that ended runs again.
+/// Whether a container that ended runs again (`ContainerShouldRestart` of pkg/api/v1/pod). Its own
+/// rules come first, then its own policy, then the sandbox's.
 #[must_use]
 pub fn restarts(
     policy: v1::RestartPolicy,
     kind: Kind,
-    sidecar: bool,
-    termination: &Termination,
+    container: &v1::Container,
+    exit_code: i32,
 ) -> bool {
-    if sidecar {
+    if kind == Kind::Ephemeral {
+        return false;
+    }
+    if container.sidecar
+        || container
+            .restart_rules
+            .iter()
+            .any(|rule| matches(rule, exit_code))
+    {
         return true;
     }
-    let failed = termination.exit_code != 0;
+    let policy = match container.restart_policy() {
+        v1::RestartPolicy::Unspecified => policy,
+        own => own,
+    };
+    let failed = exit_code != 0;
     match policy {
         v1::RestartPolicy::Never => false,
         v1::RestartPolicy::OnFailure => failed,
@@ -316,6 +349,10 @@ pub fn restarts(
             kind == Kind::Regular || failed
         }
     }
+}
+
+fn matches(rule: &v1::RestartRule, exit_code: i32) -> bool {
+    rule.exit_codes.contains(&exit_code) != rule.not_in
 }
 
 #[cfg(test)]
@@ -335,7 +372,7 @@ mod tests {
 
     #[test]
     fn restart_policies() {
-        use Kind::{Init, Regular};
+        use Kind::{Ephemeral, Init, Regular};
         use v1::RestartPolicy::{Always, Never, OnFailure};
         for (policy, kind, sidecar, code, expected) in [
             (Always, Regular, false, 0, true),
@@ -346,11 +383,45 @@ mod tests {
             (Never, Regular, false, 1, false),
             (Never, Init, false, 1, false),
             (Never, Init, true, 0, true),
+            (Always, Ephemeral, false, 1, false),
         ] {
+            let container = v1::Container {
+                sidecar,
+                ..Default::default()
+            };
             assert_eq!(
-                restarts(policy, kind, sidecar, &ended(code)),
+                restarts(policy, kind, &container, code),
                 expected,
                 "{policy:?} {kind:?} {sidecar} {code}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_containers_own_rules_and_policy_come_first() {
+        use v1::RestartPolicy::{Always, Never, OnFailure, Unspecified};
+        let rule = |codes: &[i32], not_in| v1::RestartRule {
+            exit_codes: codes.to_vec(),
+            not_in,
+        };
+        for (own, rules, pod, code, expected) in [
+            (Never, vec![rule(&[42], false)], Always, 42, true),
+            (Never, vec![rule(&[42], false)], Always, 1, false),
+            (Never, vec![rule(&[42], true)], Always, 1, true),
+            (Always, vec![], Never, 0, true),
+            (OnFailure, vec![], Never, 1, true),
+            (OnFailure, vec![], Always, 0, false),
+            (Unspecified, vec![], Never, 1, false),
+        ] {
+            let container = v1::Container {
+                restart_policy: own as i32,
+                restart_rules: rules,
+                ..Default::default()
+            };
+            assert_eq!(
+                restarts(pod, Kind::Regular, &container, code),
+                expected,
+                "{container:?} {code}"
             );
         }
     }
@@ -367,6 +438,7 @@ mod tests {
             replaced: false,
             health: Health::default(),
             doom: None,
+            user: None,
             phase,
         };
         let mut facts = ContainerFacts::default();
@@ -398,10 +470,13 @@ mod tests {
             replaced: false,
             health: Health::default(),
             doom: None,
+            user: None,
             phase: Phase::Ended(ended(143)),
         };
-        let followed =
-            |attempt: &Attempt| attempt.is_followed(v1::RestartPolicy::Never, Kind::Regular, false);
+        let container = v1::Container::default();
+        let followed = |attempt: &Attempt| {
+            attempt.is_followed(v1::RestartPolicy::Never, Kind::Regular, &container)
+        };
         assert!(!followed(&attempt));
         attempt.replaced = true;
         assert!(followed(&attempt));

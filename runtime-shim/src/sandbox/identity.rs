@@ -27,6 +27,8 @@ pub enum Kind {
     Init,
     /// One of `containers`.
     Regular,
+    /// Added later, for debugging.
+    Ephemeral,
 }
 
 /// Identity of one attempt of a container.
@@ -67,6 +69,7 @@ impl Identity {
         let kind = match self.kind {
             Kind::Init => "init",
             Kind::Regular => "regular",
+            Kind::Ephemeral => "ephemeral",
         };
         [
             (POD_UID, self.uid.clone()),
@@ -98,6 +101,7 @@ impl Identity {
             kind: match text(KIND)?.as_str() {
                 "init" => Kind::Init,
                 "regular" => Kind::Regular,
+                "ephemeral" => Kind::Ephemeral,
                 _ => return None,
             },
             spec_hash: text(SPEC_HASH).unwrap_or_default(),

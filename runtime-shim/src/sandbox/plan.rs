@@ -88,11 +88,11 @@ pub struct Plan {
 pub struct Member<'a> {
     /// Its spec.
     pub spec: &'a v1::Container,
-    /// Init or regular.
+    /// Init, regular or ephemeral.
     pub kind: Kind,
 }
 
-/// All containers of a sandbox, init containers first.
+/// All containers of a sandbox: init containers, then regular, then ephemeral ones.
 pub fn members(spec: &v1::SandboxSpec) -> impl DoubleEndedIterator<Item = Member<'_>> {
     let init = spec.init_containers.iter().map(|spec| Member {
         spec,
@@ -102,7 +102,11 @@ pub fn members(spec: &v1::SandboxSpec) -> impl DoubleEndedIterator<Item = Member
         spec,
         kind: Kind::Regular,
     });
-    init.chain(regular)
+    let ephemeral = spec.ephemeral_containers.iter().map(|spec| Member {
+        spec,
+        kind: Kind::Ephemeral,
+    });
+    init.chain(regular).chain(ephemeral)
 }
 
 /// Containers that `new` gives another image.
@@ -124,7 +128,7 @@ pub fn is_finished(spec: &v1::SandboxSpec, facts: &Facts) -> bool {
     let over = |member: &Member<'_>| {
         facts.attempt(&member.spec.name).is_some_and(|attempt| {
             !attempt.is_live()
-                && !attempt.is_followed(spec.restart_policy(), member.kind, member.spec.sidecar)
+                && !attempt.is_followed(spec.restart_policy(), member.kind, member.spec)
         })
     };
     let init_failed = members(spec).any(|member| {
@@ -199,7 +203,13 @@ impl Planner<'_> {
         if self.deadline_passed() {
             return;
         }
-        if !self.prepared() || !self.initialised() {
+        if !self.prepared() {
+            return;
+        }
+        for member in members(self.spec).filter(|member| member.kind == Kind::Ephemeral) {
+            self.keep_running(member);
+        }
+        if !self.initialised() {
             return;
         }
         for member in members(self.spec).filter(|member| member.kind == Kind::Regular) {
@@ -323,7 +333,7 @@ impl Planner<'_> {
             && let Some(end) = attempt.termination()
         {
             let policy = self.spec.restart_policy();
-            if !attempt.is_followed(policy, member.kind, member.spec.sidecar) {
+            if !attempt.is_followed(policy, member.kind, member.spec) {
                 return;
             }
             let due = facts.due(end);
@@ -532,12 +542,16 @@ impl Planner<'_> {
         // An init container that failed for good counts as well: then no regular one ever ran, and
         // the deadline must not move on with the clock.
         let last = members(self.spec)
-            .filter(|member| !member.spec.sidecar)
+            .filter(|member| !member.spec.sidecar && member.kind != Kind::Ephemeral)
             .filter_map(|member| self.facts.attempt(&member.spec.name)?.termination())
             .map(|t| t.finished_at)
             .max();
         let deadline = last.unwrap_or(self.now).saturating_add(grace(self.spec));
-        self.stop_sidecars_until(deadline.unwrap_or(self.now));
+        let deadline = deadline.unwrap_or(self.now);
+        for container in &self.spec.ephemeral_containers {
+            self.stop(&container.name, deadline, Why::Stopping);
+        }
+        self.stop_sidecars_until(deadline);
     }
 
     fn stop_sidecars_until(&mut self, deadline: Timestamp) {

@@ -52,6 +52,7 @@ fn attempt(name: &str, phase: Phase) -> Attempt {
         replaced: false,
         health: Health::default(),
         doom: None,
+        user: None,
         phase,
     }
 }
@@ -680,4 +681,30 @@ fn readiness_is_asked_until_the_end() {
         let actions = plan(&probed(kind), &facts, &live, at(1)).actions;
         assert_eq!(!actions.is_empty(), asked, "{kind:?}");
     }
+}
+
+#[test]
+fn an_ephemeral_container_runs_once_beside_the_others() {
+    let mut spec = spec(&["main"]);
+    spec.init_containers = vec![container("one")];
+    spec.ephemeral_containers = vec![container("debug")];
+    let (mut facts, mut live) = ready();
+    for name in ["one", "debug"] {
+        image_ready(&mut live, name);
+    }
+    assert_eq!(
+        plan(&spec, &facts, &live, at(0)).actions,
+        [start("debug"), start("one")]
+    );
+    end(&mut facts, "debug", 1, 1);
+    run(&mut facts, "one");
+    assert_eq!(plan(&spec, &facts, &live, at(1)), Plan::default());
+    // It neither keeps its sandbox from its end nor is the end of it.
+    spec.init_containers.clear();
+    spec.restart_policy = v1::RestartPolicy::Never as i32;
+    assert!(!is_finished(&spec, &facts));
+    end(&mut facts, "main", 0, 2);
+    run(&mut facts, "debug");
+    assert!(is_finished(&spec, &facts));
+    assert_eq!(plan(&spec, &facts, &live, at(2)).actions, [ask("debug")]);
 }

@@ -6,6 +6,7 @@ use prost_types::Timestamp as WireTime;
 use sandman_protocol::v1;
 
 use super::facts::{ContainerFacts, Facts, Phase, Termination};
+use super::identity::Kind;
 use super::live::{Live, LiveContainer};
 use super::plan::{Member, is_finished, members};
 use crate::spec::pod_label;
@@ -44,10 +45,12 @@ pub fn report(
         v1::Lifecycle::Active
     };
     let trouble = live.network.waiting().or_else(|| live.volumes.waiting());
-    let (init_containers, containers) = members(spec)
-        .map(|member| (member.kind, view.container(member, over)))
-        .partition::<Vec<_>, _>(|(kind, _)| *kind == super::identity::Kind::Init);
-    let strip = |list: Vec<(_, v1::ContainerReport)>| list.into_iter().map(|(_, c)| c).collect();
+    let of = |kind| {
+        members(spec)
+            .filter(|member| member.kind == kind)
+            .map(|member| view.container(member, over))
+            .collect()
+    };
     v1::SandboxReport {
         uid: spec.uid.clone(),
         namespace: spec.namespace.clone(),
@@ -57,8 +60,9 @@ pub fn report(
         sandbox_ready: facts.started_at.is_some() && !facts.removed,
         pod_ip: facts.pod_ip.map(|ip| ip.to_string()).unwrap_or_default(),
         started_at: facts.started_at.map(wire_time),
-        init_containers: strip(init_containers),
-        containers: strip(containers),
+        init_containers: of(Kind::Init),
+        containers: of(Kind::Regular),
+        ephemeral_containers: of(Kind::Ephemeral),
         reason: facts
             .ended
             .as_ref()
@@ -105,6 +109,11 @@ impl View<'_> {
         report.container_id = format!("containerd://{}", attempt.id);
         report.restart_count = attempt.number;
         report.last_termination = facts.last.as_ref().map(terminated);
+        report.user = attempt.user.as_ref().map(|user| v1::LinuxUser {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: user.groups.clone(),
+        });
         match &attempt.phase {
             // An exit that is not collected yet has no reason or message to tell.
             // As the kubelet, which looks again only after the hook.
@@ -128,7 +137,7 @@ impl View<'_> {
                 let policy = self.spec.restart_policy();
                 let again = !over
                     && self.spec.schema > 0
-                    && attempt.is_followed(policy, member.kind, member.spec.sidecar);
+                    && attempt.is_followed(policy, member.kind, member.spec);
                 if again && attempt.replaced {
                     // An end of this pod's container, shown now, would count as the pod's own
                     // where the policy lets nothing run again.

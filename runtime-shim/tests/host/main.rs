@@ -5,6 +5,7 @@
 
 mod exec;
 mod faults;
+mod health;
 mod sandbox;
 mod streams;
 mod support;

@@ -189,6 +189,7 @@ fn running(spec: &v1::SandboxSpec, ip: IpAddr) -> v1::SandboxReport {
         pod_ip: ip.to_string(),
         started_at: now,
         init_containers: spec.init_containers.iter().map(done).collect(),
+        ephemeral_containers: spec.ephemeral_containers.iter().map(done).collect(),
         containers: spec
             .containers
             .iter()

@@ -91,7 +91,8 @@ impl Reports {
 /// About what a report takes in memory: an empty container is two bytes on the
 /// wire and some hundred here.
 fn bytes(report: &v1::SandboxReport) -> usize {
-    let containers = report.containers.len() + report.init_containers.len();
+    let containers =
+        report.containers.len() + report.init_containers.len() + report.ephemeral_containers.len();
     report.encoded_len()
         + size_of::<v1::SandboxReport>()
         + containers * size_of::<v1::ContainerReport>()
@@ -110,6 +111,7 @@ fn strip(report: &mut v1::SandboxReport) {
     }
     report.init_containers = Vec::new();
     report.containers = Vec::new();
+    report.ephemeral_containers = Vec::new();
     report.waiting_reason = "ReportTooLarge".to_owned();
     report.waiting_message =
         format!("the host's report about this pod is larger than {MAX_REPORT_BYTES} bytes");

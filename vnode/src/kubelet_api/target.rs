@@ -136,7 +136,10 @@ fn may_run(status: &ContainerStatus) -> bool {
     };
     let reason = state.waiting.as_ref().and_then(|w| w.reason.as_deref());
     let hooked = matches!(reason, Some("ContainerCreating" | "PodInitializing"));
-    let made = status.container_id.as_ref().is_some_and(|id| !id.is_empty());
+    let made = status
+        .container_id
+        .as_ref()
+        .is_some_and(|id| !id.is_empty());
     state.running.is_some() || (hooked && made)
 }
 

@@ -7,8 +7,6 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSpec, Volume};
 use sandman_protocol::access::HostAccess;
 
-use super::resources::is_sidecar;
-
 /// Why a pod is refused: becomes phase Failed, this reason and message, and a
 /// Warning event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,20 +51,10 @@ pub fn admit(pod: &Pod, allow: &HostAccess) -> Result<(), Rejection> {
     for (index, container) in spec.init_containers.iter().flatten().enumerate() {
         let path = format!("spec.initContainers[{index}]");
         admit_container(&path, container, spec, allow)?;
-        if container.restart_policy.is_some() && !is_sidecar(container) {
-            return Err(unsupported(
-                &format!("{path}.restartPolicy"),
-                "only Always is supported",
-            ));
-        }
     }
     for (index, container) in spec.containers.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
         admit_container(&path, container, spec, allow)?;
-        refuse_if(
-            container.restart_policy.is_some(),
-            &format!("{path}.restartPolicy"),
-        )?;
     }
     Ok(())
 }
@@ -87,10 +75,6 @@ fn admit_pod_fields(spec: &PodSpec, allow: &HostAccess) -> Result<(), Rejection>
     }
     refuse_if(spec.host_users == Some(false), "spec.hostUsers")?;
     refuse_if(has_any(&spec.resource_claims), "spec.resourceClaims")?;
-    refuse_if(
-        has_any(&spec.ephemeral_containers),
-        "spec.ephemeralContainers",
-    )?;
     let Some(security) = &spec.security_context else {
         return Ok(());
     };
@@ -186,10 +170,12 @@ fn admit_container(
         &field("image"),
     )?;
     refuse_if(has_any(&container.volume_devices), &field("volumeDevices"))?;
-    refuse_if(
-        has_any(&container.restart_policy_rules),
-        &field("restartPolicyRules"),
-    )?;
+    for (index, rule) in container.restart_policy_rules.iter().flatten().enumerate() {
+        refuse_if(
+            rule.action != "Restart",
+            &field(&format!("restartPolicyRules[{index}].action")),
+        )?;
+    }
     for (index, port) in container.ports.iter().flatten().enumerate() {
         // In the host's network every port is the host's; the API server fills it in.
         refuse_if(
@@ -341,8 +327,11 @@ mod tests {
                 "spec.containers[0].resources.limits.hugepages-2Mi",
             ),
             (
-                container(json!({"restartPolicy": "Never"})),
-                "spec.containers[0].restartPolicy",
+                container(json!({"restartPolicy": "Never", "restartPolicyRules": [
+                    {"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}},
+                    {"action": "RestartAllContainers"},
+                ]})),
+                "spec.containers[0].restartPolicyRules[1].action",
             ),
         ] {
             let rejection = admit(&pod(spec), &HostAccess::default()).unwrap_err();

@@ -6,6 +6,7 @@
 //! in the API server and on the hosts.
 
 pub mod admit;
+mod ephemeral;
 mod handlers;
 mod ledger;
 mod orphans;

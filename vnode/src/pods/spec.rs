@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    Container, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
-    SecurityContext, VolumeMount,
+    Container, ContainerRestartRule, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe,
+    SeccompProfile, SecurityContext, VolumeMount,
 };
 use prost_types::Duration as ProtoDuration;
 use sandman_protocol::v1::env_var::Value;
 use sandman_protocol::v1::seccomp::Kind as SeccompKind;
 use sandman_protocol::{SCHEMA, v1};
 
-use super::handlers;
 use super::resolve::Resolved;
 use super::resources::{is_sidecar, requests};
+use super::{ephemeral, handlers};
 use crate::config::Config;
 use crate::quantity;
 
@@ -43,6 +43,12 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         .map(&mut container)
         .collect();
     let containers = spec.containers.iter().map(&mut container).collect();
+    let ephemeral_containers = ephemeral::containers(spec)
+        .map(|(ephemeral, own)| v1::Container {
+            target: ephemeral.target_container_name.clone().unwrap_or_default(),
+            ..container(&own)
+        })
+        .collect();
     let security = spec.security_context.as_ref();
     v1::SandboxSpec {
         schema: SCHEMA,
@@ -57,7 +63,9 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
             .into_iter()
             .collect(),
         runtime_handler: handler.to_owned(),
-        restart_policy: restart_policy(spec).into(),
+        restart_policy: restart_policy(spec.restart_policy.as_deref())
+            .unwrap_or(v1::RestartPolicy::Always)
+            .into(),
         termination_grace_period: Some(seconds(
             spec.termination_grace_period_seconds.unwrap_or(30),
         )),
@@ -91,6 +99,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         requests: Some(requests(pod)),
         init_containers,
         containers,
+        ephemeral_containers,
         volumes: resolved.volumes,
         fs_group: security.and_then(|s| s.fs_group).and_then(id),
         registry_credentials: resolved.credentials,
@@ -123,11 +132,22 @@ fn network(spec: &PodSpec) -> v1::NetworkMode {
     }
 }
 
-fn restart_policy(spec: &PodSpec) -> v1::RestartPolicy {
-    match spec.restart_policy.as_deref() {
-        Some("Never") => v1::RestartPolicy::Never,
-        Some("OnFailure") => v1::RestartPolicy::OnFailure,
-        _ => v1::RestartPolicy::Always,
+fn restart_policy(name: Option<&str>) -> Option<v1::RestartPolicy> {
+    match name {
+        Some("Always") => Some(v1::RestartPolicy::Always),
+        Some("Never") => Some(v1::RestartPolicy::Never),
+        Some("OnFailure") => Some(v1::RestartPolicy::OnFailure),
+        _ => None,
+    }
+}
+
+fn restart_rule(rule: &ContainerRestartRule) -> v1::RestartRule {
+    let codes = rule.exit_codes.as_ref();
+    v1::RestartRule {
+        exit_codes: codes
+            .and_then(|codes| codes.values.clone())
+            .unwrap_or_default(),
+        not_in: codes.is_some_and(|codes| codes.operator == "NotIn"),
     }
 }
 
@@ -286,6 +306,16 @@ fn container(
         stop_signal: lifecycle
             .and_then(|hooks| hooks.stop_signal.clone())
             .unwrap_or_default(),
+        restart_policy: restart_policy(container.restart_policy.as_deref())
+            .unwrap_or_default()
+            .into(),
+        restart_rules: container
+            .restart_policy_rules
+            .iter()
+            .flatten()
+            .map(restart_rule)
+            .collect(),
+        target: String::new(),
     }
 }
 

@@ -5,6 +5,7 @@ mod collect;
 mod destroy;
 mod devices;
 mod health;
+mod pid_namespace;
 mod propagation;
 mod setup;
 mod start;
@@ -148,10 +149,7 @@ impl Host {
 
     /// Queues an event of a sandbox.
     pub fn event(&self, spec: &v1::SandboxSpec, about: About<'_>, reason: &str, message: &str) {
-        let (container, init_container) = match about.container {
-            Some((name, kind)) => (name.to_owned(), kind == Kind::Init),
-            None => (String::new(), false),
-        };
+        let (container, kind) = about.container.unwrap_or(("", Kind::Regular));
         self.board.event(v1::SandboxEvent {
             uid: spec.uid.clone(),
             namespace: spec.namespace.clone(),
@@ -159,8 +157,9 @@ impl Host {
             warning: about.warning,
             reason: reason.to_owned(),
             message: message.to_owned(),
-            container,
-            init_container,
+            container: container.to_owned(),
+            init_container: kind == Kind::Init,
+            ephemeral_container: kind == Kind::Ephemeral,
             at: Some(super::report::wire_time(Timestamp::now())),
         });
     }

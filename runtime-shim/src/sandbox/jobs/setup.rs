@@ -12,7 +12,6 @@ use crate::network::PodNetwork;
 use crate::sandbox::facts::VolumePaths;
 use crate::sandbox::identity::Kind;
 use crate::sandbox::live::Waiting;
-use crate::sandbox::plan::members;
 use crate::volumes::{EtcFiles, HostFields, VolumeError};
 
 /// Size of a pod's shared memory, as the CRI gives it.
@@ -176,7 +175,7 @@ async fn try_apply_volumes(
 /// Containers of a pod share their IPC namespace, and so its shared memory. A lone container
 /// needs no mount on the host for that.
 fn shares_memory(spec: &v1::SandboxSpec) -> bool {
-    members(spec).count() > 1 && !spec.host_ipc
+    spec.init_containers.len() + spec.containers.len() > 1 && !spec.host_ipc
 }
 
 /// The name that the sandbox's processes see: in the host's network it is the host's.

@@ -10,6 +10,7 @@ use oci_spec::runtime::{LinuxNamespaceType, LinuxSeccomp, Spec};
 use sandman_protocol::v1;
 
 use super::devices::host_devices;
+use super::pid_namespace::PidNamespace;
 use super::propagation::check as check_propagation;
 use super::setup::host_name;
 use super::{About, Host, SHM_VOLUME, destroy, log_id};
@@ -18,7 +19,7 @@ use crate::logs::ContainerLog;
 use crate::metrics::Phase;
 use crate::network::PodNetwork;
 use crate::runtime::{NewContainer, RootMount, RuntimeError, Stdio};
-use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, VolumePaths};
+use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, User, VolumePaths};
 use crate::sandbox::identity::Identity;
 use crate::sandbox::live::Waiting;
 use crate::spec::{self, Bind, HostValues, Prepared, SpecError};
@@ -44,6 +45,8 @@ pub struct StartRequest {
     pub paths: VolumePaths,
     /// The attempt before, to be removed first.
     pub previous: Option<String>,
+    /// The container whose process namespace it joins, if it names one: its attempt.
+    pub target: Option<Result<String, String>>,
 }
 
 /// What came of an attempt.
@@ -56,6 +59,8 @@ pub enum Started {
         since: Timestamp,
         /// The copying of its output.
         log: Option<ContainerLog>,
+        /// Whom it runs as.
+        user: Option<User>,
     },
     /// The attempt was made but its process did not start: counts as a run that failed.
     Failed {
@@ -103,7 +108,7 @@ pub async fn start(host: &Host, request: &StartRequest) -> Started {
     }
     let permit = host.turn(&request.spec.namespace).await;
     match create(host, request, &id).await {
-        Ok((root, log)) => run(host, request, &id, root, log).await,
+        Ok(made) => run(host, request, &id, made).await,
         Err(trouble) => {
             drop(permit);
             refused(host, request, &id, &trouble).await
@@ -140,18 +145,36 @@ async fn refused(host: &Host, request: &StartRequest, id: &str, trouble: &Troubl
     })
 }
 
+/// What an attempt has before its task.
+struct Made {
+    /// Held until the task is there.
+    processes: Option<PidNamespace>,
+    root: Vec<RootMount>,
+    log: Option<ContainerLog>,
+    user: Option<User>,
+}
+
 /// Everything up to the record of the container.
-async fn create(
-    host: &Host,
-    request: &StartRequest,
-    id: &str,
-) -> Result<(Vec<RootMount>, Option<ContainerLog>), Trouble> {
+async fn create(host: &Host, request: &StartRequest, id: &str) -> Result<Made, Trouble> {
     let begin = Instant::now();
     let root = host.rootfs.prepare(id, &request.image.chain_id).await?;
     let accounts = host.rootfs.accounts(&request.image.chain_id, &root).await?;
     host.metrics.phase(Phase::Mount, begin.elapsed());
 
-    let spec = oci_spec(host, request, id, &accounts).await?;
+    let processes = match &request.target {
+        None => None,
+        Some(Ok(target)) => Some(PidNamespace::of(host, target).await?),
+        Some(Err(why)) => return Err(SpecError::Config(why.clone()).into()),
+    };
+    let spec = oci_spec(host, request, id, &accounts, processes.as_ref()).await?;
+    let user = spec.process().as_ref().map(|process| {
+        let user = process.user();
+        User {
+            uid: user.uid(),
+            gid: user.gid(),
+            groups: user.additional_gids().clone().unwrap_or_default(),
+        }
+    });
     let runtime = host
         .runtime_types
         .get(&request.spec.runtime_handler)
@@ -194,23 +217,29 @@ async fn create(
         "Created",
         "Container created",
     );
-    Ok((root, log))
+    Ok(Made {
+        processes,
+        root,
+        log,
+        user,
+    })
 }
 
 /// Task and start. From here on a failure counts as a run.
-async fn run(
-    host: &Host,
-    request: &StartRequest,
-    id: &str,
-    root: Vec<RootMount>,
-    log: Option<ContainerLog>,
-) -> Started {
+async fn run(host: &Host, request: &StartRequest, id: &str, made: Made) -> Started {
+    let Made {
+        processes,
+        root,
+        log,
+        user,
+    } = made;
     let begin = Instant::now();
     let stdio = host.container_stdio(id, (&request.container).into());
     let mut result = host.runtime.create_task(id, root, &stdio).await;
     if result.is_ok() {
         result = host.runtime.start(id).await;
     }
+    drop(processes);
     host.metrics.phase(Phase::Start, begin.elapsed());
     let identity = request.identity.clone();
     let Err(error) = result else {
@@ -224,6 +253,7 @@ async fn run(
             identity,
             since: Timestamp::now(),
             log,
+            user,
         };
     };
     host.metrics.runtime_error();
@@ -271,6 +301,7 @@ async fn oci_spec(
     request: &StartRequest,
     id: &str,
     accounts: &spec::Accounts,
+    processes: Option<&PidNamespace>,
 ) -> Result<Spec, Trouble> {
     let StartRequest {
         container,
@@ -330,11 +361,15 @@ async fn oci_spec(
         .volumes
         .termination_file(&identity.uid, &container.name, identity.attempt)
         .await?;
-    let namespaces = [
+    let mut namespaces = vec![
         (LinuxNamespaceType::Network, network.netns.clone()),
         (LinuxNamespaceType::Uts, network.utsns.clone()),
         (LinuxNamespaceType::Ipc, network.ipcns.clone()),
     ];
+    // Held open until the runtime has opened it by its path.
+    if let Some(processes) = processes {
+        namespaces.push((LinuxNamespaceType::Pid, processes.path()));
+    }
     let etc = EtcPaths {
         hosts: paths.hosts.clone(),
         hostname: paths.hostname.clone(),
@@ -366,8 +401,10 @@ async fn oci_spec(
             paths.volumes.get(SHM_VOLUME).map(PathBuf::as_path)
         },
         termination_file: Some(&termination),
-        // Nothing is PID 1 among the host's processes but the host's own init.
-        agent: (!container.without_agent && !request.spec.host_pid).then_some(host.agent.as_path()),
+        // PID 1 among the host's processes is the host's own init, and in another container's
+        // process namespace it is the agent there, which reaps.
+        agent: (!container.without_agent && !request.spec.host_pid && processes.is_none())
+            .then_some(host.agent.as_path()),
         localhost_profile: localhost_profile(host, container)?,
     };
     Ok(spec::build(

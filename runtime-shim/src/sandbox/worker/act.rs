@@ -140,6 +140,13 @@ impl Worker {
             image_id: image.image_id.clone(),
             stop_signal: signal_number(stop_signal.as_deref().unwrap_or_default()),
         };
+        let target = (!container.target.is_empty()).then(|| {
+            let running = self.facts.attempt(&container.target);
+            running
+                .filter(|attempt| attempt.is_running())
+                .map(|attempt| attempt.id.clone())
+                .ok_or_else(|| format!("unable to find target container {}", container.target))
+        });
         let live = self.live.containers.entry(name.to_owned()).or_default();
         live.start.begin();
         live.begin_attempt();
@@ -151,6 +158,7 @@ impl Worker {
             network,
             paths,
             previous: previous.map(|attempt| attempt.id),
+            target,
         };
         let (host, name) = (self.host.clone(), name.to_owned());
         self.jobs.spawn(async move {

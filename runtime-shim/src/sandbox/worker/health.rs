@@ -198,7 +198,7 @@ impl Worker {
         // Of hooks the kubelet says no more than that.
         let again = self.member(name).is_some_and(|(container, kind)| {
             doom.message.starts_with("Container ")
-                && runs_again(self.spec.restart_policy(), kind, container.sidecar)
+                && runs_again(self.spec.restart_policy(), kind, &container)
         });
         if again {
             format!("{}, will be restarted", doom.message)
@@ -208,7 +208,12 @@ impl Worker {
     }
 }
 
-/// Whether a container that is ended for its own sake runs again, whatever its exit code.
-fn runs_again(policy: v1::RestartPolicy, kind: Kind, sidecar: bool) -> bool {
-    sidecar || (kind == Kind::Regular && policy != v1::RestartPolicy::Never)
+/// Whether a container that is ended for its own sake runs again, whatever its exit code; its rules
+/// are not looked at, because it still runs (`computePodActions`).
+fn runs_again(policy: v1::RestartPolicy, kind: Kind, container: &v1::Container) -> bool {
+    let policy = match container.restart_policy() {
+        v1::RestartPolicy::Unspecified => policy,
+        own => own,
+    };
+    container.sidecar || (kind == Kind::Regular && policy != v1::RestartPolicy::Never)
 }

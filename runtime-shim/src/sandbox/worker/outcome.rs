@@ -131,11 +131,13 @@ impl Worker {
                 identity,
                 since,
                 log,
+                user,
             } => {
                 live.start = Step::Todo;
                 live.image = Step::Todo;
                 self.outputs.insert(name.to_owned(), Output::new(log));
-                let attempt = Attempt::running(&identity, since);
+                let mut attempt = Attempt::running(&identity, since);
+                attempt.user = user;
                 info!(
                     pod_uid = self.spec.uid,
                     container = name,
@@ -196,7 +198,7 @@ impl Worker {
         let again = self
             .facts
             .attempt(name)
-            .is_some_and(|attempt| attempt.is_followed(policy, kind, container.sidecar));
+            .is_some_and(|attempt| attempt.is_followed(policy, kind, &container));
         if again && !stopping && due > Timestamp::now() {
             let message = format!(
                 "Back-off restarting failed container {name} in pod {}",

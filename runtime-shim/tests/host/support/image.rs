@@ -15,9 +15,9 @@ pub(crate) struct TestImage {
 }
 
 const APPLETS: &[&str] = &[
-    "cat", "dd", "echo", "env", "false", "head", "hostname", "id", "kill", "ls", "md5sum", "mkdir",
-    "mount", "nc", "ps", "rm", "seq", "sh", "sleep", "stty", "tail", "test", "touch", "true",
-    "unshare", "wc", "yes",
+    "cat", "dd", "echo", "env", "false", "head", "hostname", "httpd", "id", "kill", "ls", "md5sum",
+    "mkdir", "mount", "mv", "nc", "ps", "rm", "seq", "sh", "sleep", "stty", "tail", "test",
+    "touch", "tr", "true", "unshare", "wc", "yes",
 ];
 
 fn digest(bytes: &[u8]) -> String {

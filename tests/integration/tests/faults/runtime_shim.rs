@@ -77,7 +77,11 @@ fn what_probes_found_is_kept_over_a_restart() {
             .ready_pod(&PodBuilder::sleeper(&scope.cluster, "later").build())
             .await?;
         let after = wait_pod(&pods, "probed", "ready", is_ready).await?;
-        ensure!(ready_since(&before) == ready_since(&after), "{:?}", after.status);
+        ensure!(
+            ready_since(&before) == ready_since(&after),
+            "{:?}",
+            after.status
+        );
         Ok(())
     });
 }

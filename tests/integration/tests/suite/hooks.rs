@@ -52,9 +52,18 @@ fn a_failed_post_start_ends_the_container() {
             .container(main)
             .build();
         scope.create_pod(&pod).await?;
-        wait_pod(&scope.api(), "fails", "failed", |pod| is_phase(pod, "Failed")).await?;
+        wait_pod(&scope.api(), "fails", "failed", |pod| {
+            is_phase(pod, "Failed")
+        })
+        .await?;
         let events = scope.api::<Event>();
-        wait_event(&events, "fails", "FailedPostStartHook", "PostStartHook failed").await?;
+        wait_event(
+            &events,
+            "fails",
+            "FailedPostStartHook",
+            "PostStartHook failed",
+        )
+        .await?;
         wait_event(&events, "fails", "Killing", "FailedPostStartHook").await?;
         Ok(())
     });
@@ -83,8 +92,12 @@ fn pre_stop_runs_before_the_signal() {
         pods.delete("pre", &DeleteParams::default()).await?;
         let pod = wait_pod(&pods, "pre", "over", |pod| is_phase(pod, "Succeeded")).await;
         let release = json!({"metadata": {"finalizers": null}});
-        pods.patch("pre", &Default::default(), &kube::api::Patch::Merge(release))
-            .await?;
+        pods.patch(
+            "pre",
+            &Default::default(),
+            &kube::api::Patch::Merge(release),
+        )
+        .await?;
         let pod = pod?;
         let end = container_state(&pod, "main")
             .and_then(|state| state.terminated.as_ref())

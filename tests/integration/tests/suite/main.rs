@@ -4,6 +4,7 @@ mod admission;
 mod attach;
 mod copy;
 mod deletion;
+mod ephemeral;
 mod eviction;
 mod exec;
 mod exec_streams;

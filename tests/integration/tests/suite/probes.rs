@@ -49,7 +49,11 @@ fn readiness_follows_the_server() {
         scope.ready_pod(&pod).await?;
         exec(&scope, "ready", "mv /www/healthz /www/away").await?;
         let pod = wait_pod(&scope.api(), "ready", "not ready", |pod| !is_ready(pod)).await?;
-        ensure!(is_phase(&pod, "Running") && restarts(&pod) == 0, "{:?}", pod.status);
+        ensure!(
+            is_phase(&pod, "Running") && restarts(&pod) == 0,
+            "{:?}",
+            pod.status
+        );
         let events = scope.api::<Event>();
         let text = "Readiness probe failed: HTTP probe failed with statuscode: 404";
         wait_event(&events, "ready", "Unhealthy", text).await?;
@@ -62,7 +66,11 @@ fn readiness_follows_the_server() {
 #[test]
 fn a_failed_liveness_probe_restarts_the_container() {
     Scope::run(|scope| async move {
-        let mut main = container(&scope.cluster, "main", "touch /tmp/health; exec sleep 1000000");
+        let mut main = container(
+            &scope.cluster,
+            "main",
+            "touch /tmp/health; exec sleep 1000000",
+        );
         main.liveness_probe = probe(json!({
             "exec": {"command": ["cat", "/tmp/health"]}, "periodSeconds": 1, "failureThreshold": 2,
         }));
@@ -75,7 +83,13 @@ fn a_failed_liveness_probe_restarts_the_container() {
             .context("lastState.terminated")?;
         ensure!(last.exit_code != 0, "{last:?}");
         let events = scope.api::<Event>();
-        wait_event(&events, "live", "Unhealthy", "Liveness probe failed: cat: can't open").await?;
+        wait_event(
+            &events,
+            "live",
+            "Unhealthy",
+            "Liveness probe failed: cat: can't open",
+        )
+        .await?;
         let text = "Container main failed liveness probe, will be restarted";
         wait_event(&events, "live", "Killing", text).await?;
         // The new one is well again.
@@ -135,7 +149,10 @@ fn a_startup_probe_holds_back_the_others() {
         exec(&scope, "start", "touch /tmp/up").await?;
         let pod = wait_pod(&scope.api(), "start", "ready", is_ready).await?;
         ensure!(restarts(&pod) == 0, "{:?}", pod.status);
-        ensure!(main_status(&pod).context("status")?.started == Some(true), "started");
+        ensure!(
+            main_status(&pod).context("status")?.started == Some(true),
+            "started"
+        );
         Ok(())
     });
 }
@@ -152,11 +169,17 @@ fn a_failed_startup_probe_ends_a_pod_that_never_restarts() {
             .container(main)
             .build();
         scope.create_pod(&pod).await?;
-        wait_pod(&scope.api(), "never", "failed", |pod| is_phase(pod, "Failed")).await?;
+        wait_pod(&scope.api(), "never", "failed", |pod| {
+            is_phase(pod, "Failed")
+        })
+        .await?;
         let events = scope.api::<Event>();
         let event = wait_event(&events, "never", "Killing", "failed startup probe").await?;
         let message = event.message.unwrap_or_default();
-        ensure!(message == "Container main failed startup probe", "{message}");
+        ensure!(
+            message == "Container main failed startup probe",
+            "{message}"
+        );
         Ok(())
     });
 }
@@ -165,7 +188,11 @@ fn a_failed_startup_probe_ends_a_pod_that_never_restarts() {
 fn a_sidecar_starts_before_the_next_init_container() {
     Scope::run(|scope| async move {
         let cluster = &scope.cluster;
-        let mut side = container(cluster, "side", "sleep 2; touch /data/up; exec sleep 1000000");
+        let mut side = container(
+            cluster,
+            "side",
+            "sleep 2; touch /data/up; exec sleep 1000000",
+        );
         side.restart_policy = Some("Always".to_owned());
         side.startup_probe = probe(json!({
             "exec": {"command": ["test", "-e", "/data/up"]}, "periodSeconds": 1,
@@ -180,7 +207,10 @@ fn a_sidecar_starts_before_the_next_init_container() {
         let pod = scope.ready_pod(&pod).await?;
         let status = pod.status.context("status")?;
         let next = &status.init_container_statuses.context("init statuses")?[1];
-        ensure!(next.restart_count == 0, "it ran before the sidecar was up: {next:?}");
+        ensure!(
+            next.restart_count == 0,
+            "it ran before the sidecar was up: {next:?}"
+        );
         Ok(())
     });
 }
@@ -193,8 +223,7 @@ fn an_unknown_port_is_told() {
         });
         scope.create_pod(&pod).await?;
         let events = scope.api::<Event>();
-        let text =
-            "Readiness probe errored and resulted in unknown state: port admin not found";
+        let text = "Readiness probe errored and resulted in unknown state: port admin not found";
         wait_event(&events, "port", "Unhealthy", text).await?;
         Ok(())
     });

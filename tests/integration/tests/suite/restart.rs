@@ -136,3 +136,57 @@ fn a_command_that_cannot_start_is_explained() {
         Ok(())
     });
 }
+
+#[test]
+fn a_containers_own_rules_come_before_its_pods_policy() {
+    Scope::run(|scope| async move {
+        let cluster = &scope.cluster;
+        let script = "test -e /data/again && exit 0; touch /data/again; exit 42";
+        let mut main = container(cluster, "main", script);
+        main.restart_policy = Some("Never".to_owned());
+        main.restart_policy_rules = serde_json::from_value(serde_json::json!([
+            {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}},
+        ]))
+        .ok();
+        let pod = PodBuilder::new("rules")
+            .container(main)
+            .shared_folder("/data")
+            .build();
+        scope.create_pod(&pod).await?;
+        let pod = wait_pod(&scope.api(), "rules", "over", |pod| {
+            is_phase(pod, "Succeeded")
+        })
+        .await?;
+        ensure!(restarts(&pod) == 1, "{:?}", pod.status);
+        Ok(())
+    });
+}
+
+#[test]
+fn another_image_takes_the_place_of_a_container_that_stays_ready() {
+    Scope::run(|scope| async move {
+        let pods = scope.api::<Pod>();
+        let pod = PodBuilder::sleeper(&scope.cluster, "image").build();
+        let before = scope.ready_pod(&pod).await?;
+        let image = sandman_integration::images::python(&scope.cluster);
+        let patch = serde_json::json!({"spec": {"containers": [{"name": "main", "image": image}]}});
+        pods.patch(
+            "image",
+            &kube::api::PatchParams::default(),
+            &kube::api::Patch::Strategic(patch),
+        )
+        .await?;
+        let pod = wait_pod(&pods, "image", "of the new image", |pod| {
+            main_status(pod).is_some_and(|main| main.image == image && main.restart_count == 1)
+        })
+        .await?;
+        let since = |pod: &Pod| {
+            let conditions = pod.status.clone().unwrap_or_default().conditions;
+            let mut conditions = conditions.into_iter().flatten();
+            let ready = conditions.find(|condition| condition.type_ == "Ready")?;
+            Some((ready.status, ready.last_transition_time))
+        };
+        ensure!(since(&before) == since(&pod), "{:?}", pod.status);
+        Ok(())
+    });
+}

@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
 use sandman_protocol::v1;
 
 use self::tokens::TokenKey;
+use super::ephemeral;
 
 /// Kind of an object that pods refer to by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,8 +123,8 @@ pub fn resolve(pod: &Pod, sources: &Sources) -> Result<Resolved, Unresolved> {
         })?;
         resolved.volumes.push(filled);
     }
-    for container in containers(pod) {
-        let env = env::variables(pod, container, sources).map_err(|problem| match problem {
+    for container in ephemeral::all(pod) {
+        let env = env::variables(pod, &container, sources).map_err(|problem| match problem {
             Problem::Pending(what) => Unresolved::Pending(what),
             Problem::Wrong(message) => Unresolved::Config {
                 container: container.name.clone(),
@@ -179,7 +180,7 @@ pub fn references(pod: &Pod) -> BTreeSet<Reference> {
             }
         }
     }
-    for container in containers(pod) {
+    for container in ephemeral::all(pod) {
         for from in container.env_from.iter().flatten() {
             if let Some(config_map) = &from.config_map_ref {
                 add(Kind::ConfigMap, &config_map.name);

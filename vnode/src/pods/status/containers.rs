@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, PodSpec, PodStatus, ResourceRequirements,
-    VolumeMountStatus,
+    ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, PodSpec, PodStatus,
+    ResourceRequirements, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -15,6 +15,7 @@ use sandman_protocol::v1;
 use sandman_protocol::v1::container_report::State;
 
 use super::Observation;
+use crate::pods::ephemeral;
 use crate::pods::resources::is_sidecar;
 use crate::pods::spec::recursive_read_only;
 
@@ -23,6 +24,8 @@ use crate::pods::spec::recursive_read_only;
 const MESSAGE_BUDGET: usize = 12 << 10;
 /// Longest reason, image name and id of a report, in bytes.
 const MAX_NAME: usize = 1024;
+/// Most groups of a report; Linux has 65,536, and nobody means that.
+const MAX_GROUPS: usize = 256;
 
 /// Fills in the statuses of all containers.
 pub(super) fn fill(new: &mut PodStatus, spec: &PodSpec, old: &PodStatus, seen: Observation<'_>) {
@@ -85,6 +88,31 @@ pub(super) fn fill(new: &mut PodStatus, spec: &PodSpec, old: &PodStatus, seen: O
     }
     statuses.sort_by(|a, b| a.name.cmp(&b.name));
     new.container_statuses = Some(statuses);
+    let old_ephemeral = old
+        .ephemeral_container_statuses
+        .as_deref()
+        .unwrap_or_default();
+    let ephemeral_reports = reports(|report| &report.ephemeral_containers);
+    let mut statuses: Vec<_> = ephemeral::containers(spec)
+        .map(|(_, c)| {
+            let report = ephemeral_reports.get(c.name.as_str());
+            let mut status = context.status(&c, false, report, old_ephemeral);
+            // Nobody waits for one, and nobody is served by it (`convertStatusToAPIStatus`).
+            status.ready = false;
+            status.started = None;
+            status
+        })
+        .collect();
+    if seen.ended {
+        statuses
+            .iter_mut()
+            .filter(|status| was_started(status))
+            .for_each(|status| {
+                end(status);
+                status.started = None;
+            });
+    }
+    new.ephemeral_container_statuses = (!statuses.is_empty()).then_some(statuses);
 }
 
 struct Context<'a> {
@@ -162,6 +190,7 @@ impl Context<'_> {
                 .as_ref()
                 .and_then(|r| r.requests.clone()),
             volume_mounts: mounts(container),
+            user: report.user.as_ref().map(user),
             ..ContainerStatus::default()
         }
     }
@@ -272,6 +301,27 @@ fn mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
         ..VolumeMountStatus::default()
     });
     Some(status.collect())
+}
+
+fn user(user: &v1::LinuxUser) -> ContainerUser {
+    let mut groups: Vec<i64> = user
+        .supplemental_groups
+        .iter()
+        .copied()
+        .map(i64::from)
+        .collect();
+    groups.truncate(MAX_GROUPS);
+    // The runtime lists the main group among them (containerd's `toCRIContainerUser`).
+    if !groups.contains(&i64::from(user.gid)) {
+        groups.insert(0, i64::from(user.gid));
+    }
+    ContainerUser {
+        linux: Some(LinuxContainerUser {
+            uid: i64::from(user.uid),
+            gid: i64::from(user.gid),
+            supplemental_groups: Some(groups),
+        }),
+    }
 }
 
 /// Whole seconds, as the API server keeps them.

@@ -1,7 +1,9 @@
 //! The phase of a pod from its containers' states (`getPhase` of
 //! `pkg/kubelet/kubelet_pods.go`).
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerRestartRule, ContainerStatus, PodSpec, PodStatus,
+};
 
 use crate::pods::resources::is_sidecar;
 
@@ -17,11 +19,7 @@ enum Stage {
 
 /// The phase. `ended` says that no container will run again.
 pub(super) fn of(spec: &PodSpec, status: &PodStatus, ended: bool) -> &'static str {
-    let restarts = |code: i32| match spec.restart_policy.as_deref() {
-        Some("Never") => false,
-        Some("OnFailure") => code != 0,
-        _ => true,
-    };
+    let restarts = |container: &Container, code| restarts(spec, container, code);
     let mut pending_init = 0;
     let mut pending_sidecars = 0;
     let (mut unknown, mut running, mut waiting) = (0, 0, 0);
@@ -29,7 +27,9 @@ pub(super) fn of(spec: &PodSpec, status: &PodStatus, ended: bool) -> &'static st
     for container in spec.init_containers.iter().flatten() {
         let found = find(status.init_container_statuses.as_deref(), &container.name);
         match (is_sidecar(container), stage(found)) {
-            (false, Stage::Ended(code)) if code != 0 && !restarts(code) => return "Failed",
+            (false, Stage::Ended(code)) if code != 0 && !restarts(container, code) => {
+                return "Failed";
+            }
             (false, Stage::Ended(_)) => {}
             (false, _) => pending_init += 1,
             (true, Stage::Running) => {
@@ -56,7 +56,7 @@ pub(super) fn of(spec: &PodSpec, status: &PodStatus, ended: bool) -> &'static st
             Stage::Running => running += 1,
             Stage::Ended(code) => {
                 stopped += 1;
-                restarting += u32::from(restarts(code));
+                restarting += u32::from(restarts(container, code));
                 succeeded += u32::from(code == 0);
             }
         }
@@ -75,6 +75,29 @@ pub(super) fn of(spec: &PodSpec, status: &PodStatus, ended: bool) -> &'static st
         }
     } else {
         "Pending"
+    }
+}
+
+/// `ContainerShouldRestart` of `pkg/api/v1/pod`: a container's rules, then its
+/// own policy, then the pod's.
+pub(in crate::pods) fn restarts(spec: &PodSpec, container: &Container, code: i32) -> bool {
+    let matches = |rule: &ContainerRestartRule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let listed = codes.values.iter().flatten().any(|value| *value == code);
+            listed != (codes.operator == "NotIn")
+        })
+    };
+    if container.restart_policy_rules.iter().flatten().any(matches) {
+        return true;
+    }
+    let policy = container
+        .restart_policy
+        .as_ref()
+        .or(spec.restart_policy.as_ref());
+    match policy.map(String::as_str) {
+        Some("Never") => false,
+        Some("OnFailure") => code != 0,
+        _ => true,
     }
 }
 

@@ -6,7 +6,7 @@ mod apply;
 mod end;
 mod place;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 use sandman_protocol::v1;
 use sandman_protocol::v1::Lifecycle;
@@ -216,9 +216,12 @@ fn has_run(pod: &Pod) -> bool {
         .any(|status| status.container_id.is_some())
 }
 
+/// Whether anything of the pod may run again after an end that nobody saw.
 fn restarts(pod: &Pod) -> bool {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.restart_policy.as_deref())
-        != Some("Never")
+    pod.spec.as_ref().is_some_and(|spec| {
+        let policy = |container: &Container| container.restart_policy.clone();
+        let of_pod = spec.restart_policy.as_deref() != Some("Never");
+        let mut containers = spec.containers.iter();
+        containers.any(|container| policy(container).map_or(of_pod, |own| own != "Never"))
+    })
 }
