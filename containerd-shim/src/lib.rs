@@ -8,8 +8,14 @@
 //! | holder | is the parent of sandboxes, keeps their descriptors and exit statuses | ends its sandboxes |
 //! | zygote | clones sandboxes from an almost empty process | the holder makes another |
 
+pub mod cli;
+mod events;
 pub mod holder;
 pub mod launch;
+mod runc;
+mod stats;
+mod stdio;
 pub mod sys;
+mod task;
 pub mod wire;
 pub mod zygote;
