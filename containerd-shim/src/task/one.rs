@@ -340,6 +340,12 @@ impl Task {
         if let Some(io) = self.init.io() {
             io.drain().await;
         }
+        // Further processes that the client has not deleted: they have ended with it.
+        let execs: Vec<String> = self.execs().keys().cloned().collect();
+        for exec in &execs {
+            let name = Name::Exec(&self.id, exec);
+            self.shared.processes.forget(&name).await;
+        }
         self.shared.processes.forget(&Name::Task(&self.id)).await;
         remove_files(&record, &self.dir)?;
         self.publish(What::Deleted {
