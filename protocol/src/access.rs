@@ -18,6 +18,8 @@ pub struct HostAccess {
     pub host_ipc: bool,
     /// `securityContext.privileged`.
     pub privileged: bool,
+    /// `ports[].hostPort` of pods that have a network of their own.
+    pub host_ports: bool,
     /// Folders and files that hostPath volumes may name, or lie in.
     pub host_path: Vec<PathBuf>,
 }

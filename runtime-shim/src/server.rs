@@ -168,6 +168,10 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         fifo_dir,
         seccomp_dir: config.seccomp_profiles.clone(),
         host_ip: config.host_ip,
+        own_ports: std::iter::once(config.listen)
+            .chain(config.metrics_listen)
+            .map(|address| address.port())
+            .collect(),
         access: config.allow.clone(),
     })
 }

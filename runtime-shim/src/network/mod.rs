@@ -22,6 +22,7 @@ pub use self::loopback::DialError;
 use self::namespace::Pins;
 use self::netlink::Socket;
 use self::netlink::route::by_index;
+use self::nftables::ports::{self, Forward, Forwards};
 use self::nftables::{LINK_PREFIX, Ruleset};
 use self::pool::AddressPool;
 
@@ -90,6 +91,8 @@ struct Inner {
     config: NetworkConfig,
     pins: PathBuf,
     pool: Mutex<AddressPool>,
+    /// What the kernel's table of forwarded ports is to say.
+    forwards: Mutex<Forwards>,
 }
 
 impl Network {
@@ -118,6 +121,7 @@ impl Network {
                     config,
                     pins,
                     pool: Mutex::new(pool),
+                    forwards: Mutex::default(),
                 }),
             })
         })
@@ -134,6 +138,25 @@ impl Network {
         }
     }
 
+    /// Forwards the host's ports to the pods that had them, and no others.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn keep_ports<'a>(
+        &self,
+        pods: impl Iterator<Item = (&'a str, Ipv4Addr, &'a [v1::HostPort])>,
+    ) -> Result<(), NetworkError> {
+        let mut kept = Forwards::new();
+        for (uid, address, ports) in pods.filter(|(_, _, ports)| !ports.is_empty()) {
+            let ports = ports.iter().map(forward).collect::<Result<Vec<_>, _>>()?;
+            kept.insert(uid.to_owned(), (address, ports));
+        }
+        let mut forwards = self.inner.forwards();
+        ports::install(&kept).map_err(NetworkError::io("install nftables table sandman-ports"))?;
+        *forwards = kept;
+        Ok(())
+    }
+
     /// Makes the pod's namespaces, or finds them as made before and mends the way to them. Calls for one
     /// pod must not overlap with each other or with [`Self::teardown`].
     ///
@@ -144,6 +167,7 @@ impl Network {
         uid: &str,
         mode: v1::NetworkMode,
         hostname: &str,
+        ports: &[v1::HostPort],
     ) -> Result<PodNetwork, NetworkError> {
         check_uid(uid)?;
         if hostname.is_empty() || hostname.len() > 64 {
@@ -151,8 +175,18 @@ impl Network {
                 "hostname {hostname:?} must have 1 to 64 characters"
             )));
         }
+        let forwards = ports.iter().map(forward).collect::<Result<Vec<_>, _>>()?;
         let (network, uid, hostname) = (self.clone(), uid.to_owned(), hostname.to_owned());
-        blocking(move || network.inner.setup(&uid, mode, &hostname)).await
+        blocking(move || {
+            let made = network.inner.setup(&uid, mode, &hostname)?;
+            if let Some(IpAddr::V4(address)) = made.ip
+                && !forwards.is_empty()
+            {
+                network.inner.forward(&uid, Some((address, forwards)))?;
+            }
+            Ok(made)
+        })
+        .await
     }
 
     /// Removes a pod's namespaces, link and address; succeeds if there are none.
@@ -244,6 +278,7 @@ impl Inner {
     }
 
     fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
+        self.forward(uid, None)?;
         let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
         let link = pod::link_name(uid);
         socket
@@ -256,6 +291,32 @@ impl Inner {
         // Last: an address is free once nothing answers to it.
         self.pool().release(uid);
         Ok(())
+    }
+
+    /// Says which ports of the host are the pod's, and has the kernel do so.
+    fn forward(
+        &self,
+        uid: &str,
+        wish: Option<(Ipv4Addr, Vec<Forward>)>,
+    ) -> Result<(), NetworkError> {
+        let mut forwards = self.forwards();
+        if forwards.get(uid) == wish.as_ref() {
+            return Ok(());
+        }
+        let mut wanted = forwards.clone();
+        match wish {
+            Some(wish) => wanted.insert(uid.to_owned(), wish),
+            None => wanted.remove(uid),
+        };
+        // Under the lock: of two changes at once the later must know the earlier.
+        ports::install(&wanted)
+            .map_err(NetworkError::io("install nftables table sandman-ports"))?;
+        *forwards = wanted;
+        Ok(())
+    }
+
+    fn forwards(&self) -> std::sync::MutexGuard<'_, Forwards> {
+        self.forwards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pool(&self) -> std::sync::MutexGuard<'_, AddressPool> {
@@ -271,6 +332,30 @@ fn reconnect(pins: &Pins, uid: &str, address: Ipv4Addr) -> io::Result<()> {
         return pod::host_end(&mut socket, &name, uid, address);
     }
     pins.enter(|inside| pod::connect(inside, uid, address))
+}
+
+fn forward(port: &v1::HostPort) -> Result<Forward, NetworkError> {
+    let wrong = || {
+        NetworkError::Invalid(format!(
+            "host port {} {} cannot be forwarded",
+            port.protocol, port.host_port
+        ))
+    };
+    let any = port.host_ip.is_empty() || port.host_ip == "0.0.0.0";
+    Ok(Forward {
+        host_ip: match any {
+            true => None,
+            false => Some(port.host_ip.parse().map_err(|_| wrong())?),
+        },
+        protocol: match port.protocol.as_str() {
+            "TCP" => 6,
+            "UDP" => 17,
+            "SCTP" => 132,
+            _ => return Err(wrong()),
+        },
+        host_port: u16::try_from(port.host_port).map_err(|_| wrong())?,
+        port: u16::try_from(port.container_port).map_err(|_| wrong())?,
+    })
 }
 
 fn pod_network(pins: &Pins, address: Option<Ipv4Addr>) -> PodNetwork {

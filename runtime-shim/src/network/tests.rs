@@ -71,11 +71,11 @@ fn pods_reach_each_other_and_not_the_closed_port() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         let a = network
-            .setup(UID_A, v1::NetworkMode::Pod, "pod-a")
+            .setup(UID_A, v1::NetworkMode::Pod, "pod-a", &[])
             .await
             .unwrap();
         let b = network
-            .setup(UID_B, v1::NetworkMode::Pod, "pod-b")
+            .setup(UID_B, v1::NetworkMode::Pod, "pod-b", &[])
             .await
             .unwrap();
         let (address_a, address_b) = (a.ip.unwrap(), b.ip.unwrap());
@@ -117,11 +117,11 @@ fn a_forged_source_address_goes_nowhere() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         let a = network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         let b = network
-            .setup(UID_B, v1::NetworkMode::Pod, "b")
+            .setup(UID_B, v1::NetworkMode::Pod, "b", &[])
             .await
             .unwrap();
         let receiver = inside(&b.netns, || {
@@ -156,12 +156,12 @@ fn traffic_out_of_the_cluster_is_masqueraded() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         let pod = network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         // A neighbour outside: a namespace with an uplink of its own.
         let outside = network
-            .setup(UID_B, v1::NetworkMode::None, "b")
+            .setup(UID_B, v1::NetworkMode::None, "b", &[])
             .await
             .unwrap();
         let namespace = std::fs::File::open(&outside.netns).unwrap();
@@ -207,12 +207,12 @@ fn addresses_are_learnt_from_the_kernel() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         let a = network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         assert_eq!(
             network
-                .setup(UID_A, v1::NetworkMode::Pod, "a")
+                .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
                 .await
                 .unwrap(),
             a
@@ -223,13 +223,13 @@ fn addresses_are_learnt_from_the_kernel() {
         assert_eq!(network.list().await.unwrap(), [UID_A]);
         assert_eq!(
             network
-                .setup(UID_A, v1::NetworkMode::Pod, "a")
+                .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
                 .await
                 .unwrap(),
             a
         );
         let b = network
-            .setup(UID_B, v1::NetworkMode::Pod, "b")
+            .setup(UID_B, v1::NetworkMode::Pod, "b", &[])
             .await
             .unwrap();
         assert_ne!(a.ip, b.ip);
@@ -241,7 +241,7 @@ fn a_pod_that_runs_keeps_its_namespaces_and_address() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         let a = network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         let address = a.ip.unwrap();
@@ -255,13 +255,13 @@ fn a_pod_that_runs_keeps_its_namespaces_and_address() {
             let network = Network::start(config(&folder)).await.unwrap();
             assert!(network.keep(UID_A, address));
             let b = network
-                .setup(UID_B, v1::NetworkMode::Pod, "b")
+                .setup(UID_B, v1::NetworkMode::Pod, "b", &[])
                 .await
                 .unwrap();
             assert_ne!(b.ip, a.ip);
             assert_eq!(
                 network
-                    .setup(UID_A, v1::NetworkMode::Pod, "a")
+                    .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
                     .await
                     .unwrap(),
                 a
@@ -279,14 +279,14 @@ fn what_a_crash_left_half_made_is_made_anew() {
     in_own_namespaces(|folder| async move {
         let network = Network::start(config(&folder)).await.unwrap();
         network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         // The last pin was not made yet.
         nix::mount::umount(&folder.join("netns").join(UID_A).join("ipc")).unwrap();
         let network = Network::start(config(&folder)).await.unwrap();
         let again = network
-            .setup(UID_A, v1::NetworkMode::Pod, "a")
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &[])
             .await
             .unwrap();
         let routes = Socket::route().unwrap().routes().unwrap();
@@ -304,7 +304,7 @@ fn teardown_leaves_nothing_and_may_be_repeated() {
         let network = Network::start(config(&folder)).await.unwrap();
         network.teardown(UID_A).await.unwrap();
         for mode in [v1::NetworkMode::Pod, v1::NetworkMode::None] {
-            let pod = network.setup(UID_A, mode, "a").await.unwrap();
+            let pod = network.setup(UID_A, mode, "a", &[]).await.unwrap();
             let links = inside(&pod.netns, || Socket::route().unwrap().links().unwrap());
             let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
             let with_link = mode == v1::NetworkMode::Pod;
@@ -329,12 +329,12 @@ fn all_addresses_serve_again_and_their_lack_is_clear() {
             for pod in 0..2 {
                 let uid = format!("{round}-{pod}");
                 network
-                    .setup(&uid, v1::NetworkMode::Pod, "a")
+                    .setup(&uid, v1::NetworkMode::Pod, "a", &[])
                     .await
                     .unwrap();
             }
             let error = network
-                .setup("more", v1::NetworkMode::Pod, "a")
+                .setup("more", v1::NetworkMode::Pod, "a", &[])
                 .await
                 .unwrap_err();
             assert!(
@@ -383,5 +383,64 @@ fn the_kernel_reads_the_rules_as_meant() {
 }
 "#;
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    });
+}
+
+#[test]
+fn ports_of_the_host_lead_to_pods_and_go_with_them() {
+    in_own_namespaces(|folder| async move {
+        let run =
+            |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
+        run(&["link", "set", "lo", "up"]);
+        run(&["addr", "add", "192.0.2.1/32", "dev", "lo"]);
+        run(&["addr", "add", "192.0.2.2/32", "dev", "lo"]);
+        let network = Network::start(config(&folder)).await.unwrap();
+        let ports = [
+            v1::HostPort {
+                host_ip: String::new(),
+                host_port: 8080,
+                container_port: 80,
+                protocol: "TCP".into(),
+            },
+            v1::HostPort {
+                host_ip: "192.0.2.2".into(),
+                host_port: 8081,
+                container_port: 80,
+                protocol: "TCP".into(),
+            },
+        ];
+        let a = network
+            .setup(UID_A, v1::NetworkMode::Pod, "a", &ports)
+            .await
+            .unwrap();
+        let b = network
+            .setup(UID_B, v1::NetworkMode::Pod, "b", &[])
+            .await
+            .unwrap();
+        let _listener = inside(&a.netns, || TcpListener::bind("0.0.0.0:80").unwrap());
+        let [first, second]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        // From another pod, from the host itself, and from the pod that has the port.
+        inside(&b.netns, || connect((first, 8080).into()).unwrap());
+        connect((second, 8080).into()).unwrap();
+        connect((second, 8081).into()).unwrap();
+        inside(&a.netns, || connect((first, 8080).into()).unwrap());
+        let refused = connect((first, 8081).into()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+
+        // Another process of this service knows it from the records.
+        let again = Network::start(config(&folder)).await.unwrap();
+        let IpAddr::V4(address) = a.ip.unwrap() else {
+            panic!("not IPv4");
+        };
+        again
+            .keep_ports([(UID_A, address, &ports[..])].into_iter())
+            .unwrap();
+        connect((second, 8081).into()).unwrap();
+        again.teardown(UID_A).await.unwrap();
+        let refused = connect((second, 8080).into()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let output = Command::new("nft").args(["list", "tables"]).output();
+        let tables = String::from_utf8(output.unwrap().stdout).unwrap();
+        assert_eq!(tables, "table inet sandman\n");
     });
 }

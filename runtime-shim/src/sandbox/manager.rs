@@ -2,6 +2,7 @@
 //! questions about them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::identity::Identity;
 use super::jobs::Host;
 use super::plan::MIN_GRACE;
 use super::store::Record;
-use super::validate::{Refusal, check, is_uid};
+use super::validate::{Refusal, check, is_uid, same_host_port};
 use super::view::View;
 use super::worker::{Inbox, Shared, Worker};
 use crate::runtime::{ContainerRecord, RuntimeEvent};
@@ -152,6 +153,7 @@ impl Sandboxes {
             }
         } else {
             self.check_room(&entries, &spec)?;
+            self.check_ports(&entries, &spec)?;
             self.host.store.write_spec(&spec)?;
             let shared = new_shared(&spec);
             let worker = Worker::new(
@@ -178,6 +180,45 @@ impl Sandboxes {
             .report(&uid)
             .map(|report| report.pod_ip.clone())
             .unwrap_or_default())
+    }
+
+    /// A port of the host belongs to one pod, and those of this service to none.
+    fn check_ports(
+        &self,
+        entries: &HashMap<String, Entry>,
+        spec: &v1::SandboxSpec,
+    ) -> Result<(), WishError> {
+        for port in &spec.host_ports {
+            let taken = |text: String| {
+                Refusal::Invalid(format!(
+                    "ports[].hostPort: {} {} {text}",
+                    port.protocol, port.host_port
+                ))
+            };
+            if port.protocol == "TCP"
+                && self
+                    .host
+                    .own_ports
+                    .iter()
+                    .any(|own| u32::from(*own) == port.host_port)
+            {
+                return Err(taken("is this host's own".to_owned()).into());
+            }
+            let holder = entries.values().find(|entry| {
+                let removed = self
+                    .host
+                    .board
+                    .report(&entry.spec.uid)
+                    .is_some_and(|report| report.lifecycle() == v1::Lifecycle::Removed);
+                let ports = &entry.spec.host_ports;
+                !removed && ports.iter().any(|other| same_host_port(port, other))
+            });
+            if let Some(holder) = holder {
+                let (namespace, name) = (&holder.spec.namespace, &holder.spec.name);
+                return Err(taken(format!("belongs to pod {namespace}/{name}")).into());
+            }
+        }
+        Ok(())
     }
 
     fn check_room(
@@ -404,6 +445,19 @@ fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
 
 /// Before any is handed out: the addresses of sandboxes whose link the host lost.
 fn keep_addresses(host: &Host, records: &BTreeMap<String, Record>) {
+    let with_ports = records.iter().filter(|(_, record)| {
+        // Schema 0 is the record of nothing but a removal.
+        record.spec.schema > 0 && !record.facts.removed
+    });
+    let ports = with_ports.filter_map(|(uid, record)| {
+        let IpAddr::V4(address) = record.facts.pod_ip? else {
+            return None;
+        };
+        Some((uid.as_str(), address, record.spec.host_ports.as_slice()))
+    });
+    if let Err(error) = host.network.keep_ports(ports) {
+        warn!(%error, "cannot forward the host's ports to the sandboxes that had them");
+    }
     for (uid, record) in records {
         // A pod in the host's network has the host's address, which is not of the pool.
         let own = !record.facts.removed && record.spec.network() != v1::NetworkMode::Host;

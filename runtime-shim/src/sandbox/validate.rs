@@ -105,8 +105,32 @@ pub fn check(
             return invalid(format!("spec.sysctls: {:?} is not namespaced", sysctl.name));
         }
     }
+    for port in &spec.host_ports {
+        check_host_port(port)?;
+    }
     let volumes = check_volumes(spec)?;
     check_containers(spec, &volumes)
+}
+
+fn check_host_port(port: &v1::HostPort) -> Result<(), Refusal> {
+    let is_port = |port: u32| (1..=65_535).contains(&port);
+    let known = matches!(port.protocol.as_str(), "TCP" | "UDP" | "SCTP");
+    let address = port.host_ip.is_empty() || port.host_ip.parse::<std::net::Ipv4Addr>().is_ok();
+    if is_port(port.host_port) && is_port(port.container_port) && known && address {
+        return Ok(());
+    }
+    invalid(format!(
+        "spec.host_ports: {:?} port {} of {:?} to port {} cannot be forwarded",
+        port.protocol, port.host_port, port.host_ip, port.container_port
+    ))
+}
+
+/// Whether two pods of one host want the same port of it.
+#[must_use]
+pub fn same_host_port(a: &v1::HostPort, b: &v1::HostPort) -> bool {
+    let any = |ip: &str| ip.is_empty() || ip == "0.0.0.0";
+    (a.host_port, &a.protocol) == (b.host_port, &b.protocol)
+        && (any(&a.host_ip) || any(&b.host_ip) || a.host_ip == b.host_ip)
 }
 
 /// A virtual node alone cannot grant access to this host.
@@ -122,6 +146,12 @@ fn check_access(spec: &v1::SandboxSpec, allow: &HostAccess) -> Result<(), Refusa
             allow.host_network,
             "spec.hostNetwork",
             "host_network",
+        ),
+        (
+            !spec.host_ports.is_empty(),
+            allow.host_ports,
+            "ports[].hostPort",
+            "host_ports",
         ),
         (spec.host_pid, allow.host_pid, "spec.hostPID", "host_pid"),
         (spec.host_ipc, allow.host_ipc, "spec.hostIPC", "host_ipc"),
@@ -252,6 +282,41 @@ mod tests {
         }
     }
 
+    fn host_port(ip: &str, port: u32) -> v1::HostPort {
+        v1::HostPort {
+            host_ip: ip.into(),
+            host_port: port,
+            container_port: 80,
+            protocol: "TCP".into(),
+        }
+    }
+
+    #[test]
+    fn ports_of_the_host_collide_by_address() {
+        let udp = v1::HostPort {
+            protocol: "UDP".into(),
+            ..host_port("", 80)
+        };
+        for (a, b, same) in [
+            (host_port("", 80), host_port("", 80), true),
+            (host_port("", 80), host_port("", 81), false),
+            (host_port("", 80), udp, false),
+            (host_port("", 80), host_port("10.0.0.1", 80), true),
+            (host_port("0.0.0.0", 80), host_port("10.0.0.1", 80), true),
+            (host_port("10.0.0.2", 80), host_port("10.0.0.1", 80), false),
+        ] {
+            assert_eq!(same_host_port(&a, &b), same, "{a:?} {b:?}");
+        }
+        assert!(check_host_port(&host_port("", 80)).is_ok());
+        for bad in [
+            host_port("", 0),
+            host_port("::1", 80),
+            host_port("", 70_000),
+        ] {
+            assert!(check_host_port(&bad).is_err(), "{bad:?}");
+        }
+    }
+
     fn error(change: impl FnOnce(&mut v1::SandboxSpec)) -> String {
         let mut spec = spec();
         change(&mut spec);
@@ -282,11 +347,13 @@ mod tests {
             ..Default::default()
         });
         (wish.host_pid, wish.host_ipc) = (true, true);
+        wish.host_ports = vec![host_port("", 80)];
         let all = HostAccess {
             host_network: true,
             host_pid: true,
             host_ipc: true,
             privileged: true,
+            host_ports: true,
             host_path: vec!["/srv".into()],
         };
         assert_eq!(check(&wish, &all, |_| true), Ok(()));
@@ -295,6 +362,7 @@ mod tests {
                 (|a| a.host_network = false) as fn(&mut HostAccess),
                 "allow.host_network",
             ),
+            (|a| a.host_ports = false, "allow.host_ports"),
             (|a| a.host_pid = false, "allow.host_pid"),
             (|a| a.host_ipc = false, "allow.host_ipc"),
             (|a| a.privileged = false, "allow.privileged"),

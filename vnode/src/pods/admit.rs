@@ -179,7 +179,7 @@ fn admit_container(
     for (index, port) in container.ports.iter().flatten().enumerate() {
         // In the host's network every port is the host's; the API server fills it in.
         refuse_if(
-            port.host_port.unwrap_or(0) != 0 && pod.host_network != Some(true),
+            port.host_port.unwrap_or(0) != 0 && pod.host_network != Some(true) && !allow.host_ports,
             &field(&format!("ports[{index}].hostPort")),
         )?;
     }
@@ -403,6 +403,7 @@ mod tests {
             host_pid: true,
             host_ipc: true,
             privileged: true,
+            host_ports: true,
             host_path: vec!["/srv".into()],
         };
         let spec = json!({

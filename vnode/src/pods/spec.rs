@@ -86,6 +86,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         host_pid: spec.host_pid == Some(true),
         host_ipc: spec.host_ipc == Some(true),
         priority: spec.priority.unwrap_or(0),
+        host_ports: host_ports(spec),
         share_process_namespace: spec.share_process_namespace == Some(true),
         sysctls: security
             .and_then(|s| s.sysctls.as_ref())
@@ -122,6 +123,28 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .as_ref()?
         .get(name)
         .map(String::as_str)
+}
+
+/// In the host's own network every port is the host's already.
+fn host_ports(spec: &PodSpec) -> Vec<v1::HostPort> {
+    if spec.host_network == Some(true) {
+        return Vec::new();
+    }
+    let sidecars = spec.init_containers.iter().flatten();
+    let containers = sidecars.filter(|c| is_sidecar(c)).chain(&spec.containers);
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    ports
+        .filter_map(|port| {
+            Some(v1::HostPort {
+                host_ip: port.host_ip.clone().unwrap_or_default(),
+                host_port: u32::try_from(port.host_port?)
+                    .ok()
+                    .filter(|port| *port > 0)?,
+                container_port: u32::try_from(port.container_port).ok()?,
+                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+            })
+        })
+        .collect()
 }
 
 fn network(spec: &PodSpec) -> v1::NetworkMode {
@@ -622,6 +645,19 @@ mod tests {
 
     #[test]
     fn access_to_the_host() {
+        let ports = json!([{"name": "c", "image": "i", "ports": [
+            {"containerPort": 80},
+            {"containerPort": 81, "hostPort": 8081, "protocol": "UDP", "hostIP": "10.0.0.1"},
+        ]}]);
+        let port = v1::HostPort {
+            host_ip: "10.0.0.1".into(),
+            host_port: 8081,
+            container_port: 81,
+            protocol: "UDP".into(),
+        };
+        assert_eq!(build(json!({"containers": ports})).host_ports, [port]);
+        let on_host = build(json!({"hostNetwork": true, "containers": ports}));
+        assert!(on_host.host_ports.is_empty());
         let spec = build(json!({"hostNetwork": true, "hostPID": true, "hostIPC": true}));
         assert_eq!(spec.network(), v1::NetworkMode::Host);
         assert!(spec.host_pid && spec.host_ipc);

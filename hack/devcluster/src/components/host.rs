@@ -12,6 +12,7 @@ host_network = true
 host_pid = true
 host_ipc = true
 privileged = true
+host_ports = true
 host_path = ["/tmp", "/etc/hosts"]
 "#;
 /// Port of the host API.

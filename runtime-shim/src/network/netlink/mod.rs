@@ -15,6 +15,7 @@ pub(super) mod route;
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Dumps of many thousand links queue up faster than they are read.
 const RECEIVE_QUEUE_BYTES: usize = 8 << 20;
+const SEND_QUEUE_BYTES: usize = 8 << 20;
 
 const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
@@ -44,7 +45,11 @@ impl Socket {
 
     /// For nftables.
     pub(super) fn netfilter() -> io::Result<Self> {
-        Self::open(SockProtocol::NetlinkNetFilter)
+        let socket = Self::open(SockProtocol::NetlinkNetFilter)?;
+        // A whole table is one datagram.
+        setsockopt(&socket.fd, sockopt::SndBufForce, &SEND_QUEUE_BYTES)
+            .or_else(|_| setsockopt(&socket.fd, sockopt::SndBuf, &SEND_QUEUE_BYTES))?;
+        Ok(socket)
     }
 
     fn open(protocol: SockProtocol) -> io::Result<Self> {

@@ -20,12 +20,15 @@ const NLA_F_NESTED: u16 = 0x8000;
 
 const REGISTER_VERDICT: u32 = 0;
 const REGISTER_1: u32 = 1;
+const REGISTER_2: u32 = 2;
+const NFPROTO_IPV4: u32 = 2;
 
 /// Where a chain sees packets, `NF_INET_*`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
     Prerouting = 0,
     LocalIn = 1,
+    LocalOut = 3,
     Postrouting = 4,
 }
 
@@ -61,6 +64,8 @@ pub(super) enum Field {
     Ipv4Destination,
     /// Of TCP or UDP.
     DestinationPort,
+    /// What the destination is to this host, `RTN_*`.
+    DestinationKind,
     /// Link that leads back to the source, 0 if it is not the incoming one.
     ReversePathLink,
 }
@@ -246,6 +251,25 @@ impl Expressions<'_> {
         self.expression("masq", |_| {});
     }
 
+    /// Sends the packet to another address and port.
+    pub(super) fn destination(&mut self, address: std::net::Ipv4Addr, port: u16) {
+        for (register, value) in [
+            (REGISTER_1, &address.octets()[..]),
+            (REGISTER_2, &port.to_be_bytes()),
+        ] {
+            self.expression("immediate", |data| {
+                data.number(1, register);
+                data.nest(2, |data| data.bytes(1, value));
+            });
+        }
+        self.expression("nat", |data| {
+            data.number(1, 1); // NFT_NAT_DNAT
+            data.number(2, NFPROTO_IPV4);
+            data.number(3, REGISTER_1); // NFTA_NAT_REG_ADDR_MIN
+            data.number(5, REGISTER_2); // NFTA_NAT_REG_PROTO_MIN
+        });
+    }
+
     fn load(&mut self, field: Field) {
         match field {
             Field::IncomingLink => self.load_meta(6),
@@ -255,6 +279,11 @@ impl Expressions<'_> {
             Field::Ipv4Source => self.load_payload(1, 12, 4),
             Field::Ipv4Destination => self.load_payload(1, 16, 4),
             Field::DestinationPort => self.load_payload(2, 2, 2),
+            Field::DestinationKind => self.expression("fib", |data| {
+                data.number(1, REGISTER_1);
+                data.number(2, 3); // NFT_FIB_RESULT_ADDRTYPE
+                data.number(3, 1 << 1); // NFTA_FIB_F_DADDR
+            }),
             Field::ReversePathLink => self.expression("fib", |data| {
                 data.number(1, REGISTER_1);
                 data.number(2, 1); // NFT_FIB_RESULT_OIF

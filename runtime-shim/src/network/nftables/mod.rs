@@ -7,6 +7,7 @@ use super::Ipv4Cidr;
 use super::netlink::Socket;
 
 mod message;
+pub(super) mod ports;
 
 use self::message::{Batch, Chain, Expressions, Field, Hook, Verdict};
 
@@ -17,6 +18,8 @@ pub(super) const LINK_PREFIX: &str = "sm";
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
+/// `RTN_LOCAL`, in the byte order of the machine as the kernel loads it.
+const LOCAL_ADDRESS: [u8; 4] = 2_u32.to_ne_bytes();
 
 /// Before connection tracking: what is dropped here costs no entry.
 const FROM_POD: Chain = Chain {

@@ -83,6 +83,8 @@ pub struct Host {
     pub seccomp_dir: Option<PathBuf>,
     /// Address of this host.
     pub host_ip: IpAddr,
+    /// TCP ports at which this service itself listens.
+    pub own_ports: Vec<u16>,
     /// What pods may reach of this host.
     pub access: HostAccess,
 }

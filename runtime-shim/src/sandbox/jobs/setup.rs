@@ -26,7 +26,7 @@ pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNe
     let begin = Instant::now();
     let made = host
         .network
-        .setup(&spec.uid, spec.network(), &spec.hostname)
+        .setup(&spec.uid, spec.network(), &spec.hostname, &spec.host_ports)
         .await;
     host.metrics.phase(Phase::Network, begin.elapsed());
     let made = made.map(|network| PodNetwork {

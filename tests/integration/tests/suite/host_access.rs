@@ -2,9 +2,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{
-    Event, HostPathVolumeSource, Pod, SecurityContext, Volume, VolumeMount,
+    ContainerPort, Event, HostPathVolumeSource, Pod, SecurityContext, Volume, VolumeMount,
 };
-use sandman_integration::{PodBuilder, Scope, container, wait_event};
+use sandman_integration::{PodBuilder, Scope, container, is_phase, wait_event, wait_pod};
 
 async fn shell(scope: &Scope, pod: &str, script: &str) -> Result<String> {
     let output = scope
@@ -68,6 +68,47 @@ fn a_pod_in_the_hosts_network_has_the_hosts_address() {
             format!("until nc {address} 18399 < /dev/null | grep host; do sleep 0.2; done");
         let heard = shell(&scope, "client", &script).await?;
         ensure!(heard == "from the host", "{heard}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_port_of_the_host_leads_to_its_pod() {
+    Scope::run(|scope| async move {
+        let serve = "while true; do echo from the pod | nc -l -p 8080; done";
+        let with_port = |name: &str| {
+            PodBuilder::new(name)
+                .container(container(&scope.cluster, "main", serve))
+                .spec(|spec| {
+                    spec.node_name = Some(scope.cluster.node.clone());
+                    spec.containers[0].ports = Some(vec![ContainerPort {
+                        container_port: 8080,
+                        host_port: Some(18398),
+                        ..Default::default()
+                    }]);
+                })
+                .build()
+        };
+        let pod = scope.ready_pod(&with_port("server")).await?;
+        let host = pod.status.and_then(|s| s.host_ip).context("hostIP")?;
+        scope
+            .ready_pod(&PodBuilder::sleeper(&scope.cluster, "client").build())
+            .await?;
+        let script = format!("until nc {host} 18398 < /dev/null | grep pod; do sleep 0.2; done");
+        let heard = shell(&scope, "client", &script).await?;
+        ensure!(heard == "from the pod", "{heard}");
+        // One host has the port once. With more hosts the second pod finds another.
+        if scope.cluster.hosts == 1 {
+            scope.create_pod(&with_port("second")).await?;
+            let pod = wait_pod(&scope.api(), "second", "refused", |pod: &Pod| {
+                is_phase(pod, "Failed")
+            })
+            .await?;
+            let message = pod.status.and_then(|status| status.message);
+            let message = message.context("message")?;
+            ensure!(message.contains("hostPort: TCP 18398"), "{message}");
+            ensure!(message.contains("/server"), "{message}");
+        }
         Ok(())
     });
 }
