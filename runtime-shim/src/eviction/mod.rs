@@ -29,7 +29,6 @@ use self::rank::{Candidate, Usage, has_storage_limit, message, storage_violation
 use self::threshold::{Conditions, Shortage, Signal};
 use crate::sandbox::Sandboxes;
 use crate::sandbox::view::View;
-use crate::spec::sandbox_cgroup;
 
 /// Time between looks (`evictionMonitoringPeriod` of the kubelet): nothing tells that a file
 /// system fills up.
@@ -234,7 +233,7 @@ impl Monitor {
     async fn usage(&self, spec: &v1::SandboxSpec, view: &View, disk: bool) -> Usage {
         let host = self.sandboxes.host();
         let mut usage = Usage::default();
-        let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, &spec.uid);
+        let cgroup = &view.cgroup;
         let figures = |path: PathBuf| host.stats.cgroup_usage(&path.to_string_lossy()).ok();
         if let Some(figures) = figures(cgroup.clone()) {
             usage.memory = figures.memory_working_set_bytes;

@@ -92,6 +92,7 @@ mod tests {
         View {
             namespace: "ns".into(),
             name: "p".into(),
+            cgroup: std::path::PathBuf::new(),
             lifecycle: v1::Lifecycle::Active,
             containers: Default::default(),
         }

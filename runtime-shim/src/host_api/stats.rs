@@ -7,7 +7,6 @@ use crate::eviction::Disk;
 use crate::sandbox::Sandboxes;
 use crate::sandbox::facts::Phase;
 use crate::sandbox::report::wire_time;
-use crate::spec::sandbox_cgroup;
 
 /// Thousands of small files are read: not on a thread that serves streams.
 pub(super) fn collect(sandboxes: &Sandboxes) -> v1::Stats {
@@ -17,13 +16,12 @@ pub(super) fn collect(sandboxes: &Sandboxes) -> v1::Stats {
         Default::default()
     });
     let reports = sandboxes.views().into_iter().filter_map(|(uid, view)| {
-        let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, &uid);
         let containers: Vec<v1::ContainerStats> = view
             .containers
             .iter()
             .filter_map(|(name, container)| {
                 let attempt = container.running_attempt()?;
-                let path = cgroup.join(&attempt.id);
+                let path = view.cgroup.join(&attempt.id);
                 // One that ends in this moment has no figures, and is left out.
                 let usage = host.stats.cgroup_usage(&path.to_string_lossy()).ok()?;
                 let Phase::Running { since } = attempt.phase else {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use super::validate::{Refusal, check, is_uid, same_host_port};
 use super::view::View;
 use super::worker::{Inbox, Shared, Worker};
 use crate::runtime::{ContainerRecord, RuntimeEvent};
+use crate::spec::resources::{Qos, cpu_shares, qos};
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -53,6 +55,8 @@ pub struct Sandboxes {
     host: Arc<Host>,
     allocatable: v1::Resources,
     entries: Mutex<HashMap<String, Entry>>,
+    /// Weight that the cgroup of burstable pods has; 0 before it has one.
+    burstable_shares: AtomicU64,
 }
 
 impl Sandboxes {
@@ -71,8 +75,10 @@ impl Sandboxes {
             host,
             allocatable,
             entries: Mutex::new(HashMap::new()),
+            burstable_shares: AtomicU64::new(0),
         });
         sandboxes.adopt(records, found).await;
+        sandboxes.weigh_burstable(&sandboxes.lock());
         tokio::spawn(follow(sandboxes.clone(), events));
         Ok(sandboxes)
     }
@@ -173,6 +179,7 @@ impl Sandboxes {
                 },
             );
         }
+        self.weigh_burstable(&entries);
         drop(entries);
         Ok(self
             .host
@@ -180,6 +187,28 @@ impl Sandboxes {
             .report(&uid)
             .map(|report| report.pod_ip.clone())
             .unwrap_or_default())
+    }
+
+    /// Burstable pods together weigh what they requested, and so stand up to guaranteed ones
+    /// (`setCPUCgroupConfig` of the kubelet).
+    fn weigh_burstable(&self, entries: &HashMap<String, Entry>) {
+        let burstable = entries
+            .values()
+            .filter(|entry| entry.spec.schema > 0 && qos(&entry.spec) == Qos::Burstable);
+        let millis = burstable.fold(0_u64, |sum, entry| {
+            sum.saturating_add(request(&entry.spec).cpu_millis)
+        });
+        let shares = cpu_shares(millis);
+        if self.burstable_shares.swap(shares, Ordering::Relaxed) == shares {
+            return;
+        }
+        let parent = &self.host.limits.cgroup_parent;
+        for (class, shares) in [(Qos::Burstable, shares), (Qos::BestEffort, cpu_shares(0))] {
+            let path = parent.join(class.cgroup().unwrap_or_default());
+            if let Err(error) = self.host.stats.weigh(&path.to_string_lossy(), shares) {
+                warn!(cgroup = %path.display(), %error, "cannot set the weight of a class of pods");
+            }
+        }
     }
 
     /// A port of the host belongs to one pod, and those of this service to none.
@@ -350,7 +379,9 @@ impl Sandboxes {
             return Err(WishError::Removing(uid.to_owned()));
         }
         self.host.store.remove(uid)?;
-        if let Some(entry) = entries.remove(uid) {
+        let gone = entries.remove(uid);
+        self.weigh_burstable(&entries);
+        if let Some(entry) = gone {
             // The worker takes its report back itself, so that none follows.
             entry.shared.send(|inbox| inbox.stop = true);
         }
@@ -433,6 +464,7 @@ fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
     let view = View {
         namespace: spec.namespace.clone(),
         name: spec.name.clone(),
+        cgroup: std::path::PathBuf::new(),
         lifecycle: v1::Lifecycle::Active,
         containers: BTreeMap::new(),
     };

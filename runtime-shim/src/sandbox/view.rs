@@ -1,6 +1,7 @@
 //! What exec, logs and stats need to know of a sandbox, as of its last step.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use oci_spec::runtime::Process;
@@ -17,6 +18,8 @@ pub struct View {
     pub namespace: String,
     /// Pod name.
     pub name: String,
+    /// Its cgroup.
+    pub cgroup: PathBuf,
     /// Its stage.
     pub lifecycle: v1::Lifecycle,
     /// By container name.

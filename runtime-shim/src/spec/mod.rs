@@ -125,10 +125,19 @@ pub fn pod_label(sandbox: &v1::SandboxSpec) -> String {
     format!("{}_{}({})", sandbox.name, sandbox.namespace, sandbox.uid)
 }
 
-/// cgroup of a sandbox.
+/// cgroup of a sandbox, below that of its QoS class.
 #[must_use]
-pub fn sandbox_cgroup(parent: &Path, uid: &str) -> PathBuf {
-    parent.join(format!("pod{uid}"))
+pub fn sandbox_cgroup(parent: &Path, sandbox: &v1::SandboxSpec) -> PathBuf {
+    cgroup_of_class(parent, resources::qos(sandbox), &sandbox.uid)
+}
+
+/// cgroup that a sandbox has in a class.
+#[must_use]
+pub fn cgroup_of_class(parent: &Path, class: resources::Qos, uid: &str) -> PathBuf {
+    let mut path = parent.to_owned();
+    path.extend(class.cgroup());
+    path.push(format!("pod{uid}"));
+    path
 }
 
 /// Builds the spec.
@@ -222,7 +231,7 @@ pub fn build(
         privileged: security.privileged,
     })?;
 
-    let cgroup = sandbox_cgroup(&host.cgroup_parent, &sandbox.uid).join(prepared.container_id);
+    let cgroup = sandbox_cgroup(&host.cgroup_parent, sandbox).join(prepared.container_id);
     let sysctls: HashMap<String, String> = sandbox
         .sysctls
         .iter()

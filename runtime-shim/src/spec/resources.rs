@@ -13,7 +13,7 @@ const MIN_SHARES: u64 = 2;
 const MAX_SHARES: u64 = 262_144;
 const SHARES_PER_CPU: u64 = 1024;
 /// Length of the scheduler's period in microseconds.
-const PERIOD: u64 = 100_000;
+pub const PERIOD: u64 = 100_000;
 /// Shortest quota that the kernel takes, in microseconds.
 const MIN_QUOTA: u64 = 1_000;
 
@@ -75,17 +75,88 @@ pub fn limits(
     Ok(resources.build()?)
 }
 
+/// How much a pod was promised (`v1qos.ComputePodQOS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Qos {
+pub enum Qos {
+    /// All that it may use.
     Guaranteed,
+    /// Some of it.
     Burstable,
+    /// Nothing.
     BestEffort,
 }
 
-fn qos(sandbox: &v1::SandboxSpec) -> Qos {
+impl Qos {
+    /// Every class.
+    pub const ALL: [Self; 3] = [Self::Guaranteed, Self::Burstable, Self::BestEffort];
+
+    /// The cgroup between the pods' parent and the pod (`pkg/kubelet/cm/qos_container_manager_linux.go`).
+    #[must_use]
+    pub fn cgroup(self) -> Option<&'static str> {
+        match self {
+            Self::Guaranteed => None,
+            Self::Burstable => Some("burstable"),
+            Self::BestEffort => Some("besteffort"),
+        }
+    }
+}
+
+/// What the cgroup of a whole pod is set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodLimits {
+    /// Weight among pods.
+    pub cpu_shares: u64,
+    /// Microseconds per [`PERIOD`]; `None` is no limit.
+    pub cpu_quota: Option<i64>,
+    /// Bytes; `None` is no limit.
+    pub memory: Option<u64>,
+}
+
+/// The limits of a pod's cgroup (`ResourceConfigForPod` of `pkg/kubelet/cm/helpers_linux.go`).
+/// `None` for a pod that was promised nothing: it needs no cgroup of its own.
+#[must_use]
+pub fn pod_limits(sandbox: &v1::SandboxSpec) -> Option<PodLimits> {
+    if qos(sandbox) == Qos::BestEffort {
+        return None;
+    }
+    let own = sandbox.pod_resources.unwrap_or_default();
+    // A limit for the pod counts only if no container is without.
+    let sum = |of: fn(&v1::ContainerResources) -> u64, own: u64| {
+        if own > 0 {
+            return Some(own);
+        }
+        let mut running = 0_u64;
+        let mut peak = 0_u64;
+        for container in &sandbox.init_containers {
+            let value = Some(of(&container.resources.unwrap_or_default())).filter(|v| *v > 0)?;
+            peak = peak.max(running.saturating_add(value));
+            if container.sidecar {
+                running = running.saturating_add(value);
+            }
+        }
+        for container in &sandbox.containers {
+            let value = Some(of(&container.resources.unwrap_or_default())).filter(|v| *v > 0)?;
+            running = running.saturating_add(value);
+        }
+        Some(peak.max(running))
+    };
+    Some(PodLimits {
+        cpu_shares: cpu_shares(sandbox.requests.unwrap_or_default().cpu_millis),
+        cpu_quota: sum(|r| r.cpu_limit_millis, own.cpu_limit_millis).and_then(cpu_quota),
+        memory: sum(|r| r.memory_limit_bytes, own.memory_limit_bytes),
+    })
+}
+
+/// The class of a sandbox.
+#[must_use]
+pub fn qos(sandbox: &v1::SandboxSpec) -> Qos {
     let all = || {
+        // Resources of the pod itself decide alone.
+        let own = sandbox.pod_resources;
         let containers = sandbox.init_containers.iter().chain(&sandbox.containers);
-        containers.map(|c| c.resources.unwrap_or_default())
+        let containers = containers.filter(move |_| own.is_none());
+        let containers = containers.map(|c| c.resources.unwrap_or_default());
+        own.into_iter().chain(containers)
     };
     let guaranteed = |r: &v1::ContainerResources| {
         r.cpu_limit_millis > 0
@@ -185,6 +256,58 @@ mod tests {
         assert_eq!(oom_score_adj(&sandbox(&[full, none]), 10, 100), 900);
         assert_eq!(oom_score_adj(&sandbox(&[full, none]), 0, 100), 999);
         assert_eq!(oom_score_adj(&sandbox(&[full, none]), 100, 100), 3);
+    }
+
+    #[test]
+    fn a_pod_is_bounded_when_all_in_it_are() {
+        let none = v1::ContainerResources::default();
+        let bounded = v1::ContainerResources {
+            cpu_request_millis: 100,
+            cpu_limit_millis: 200,
+            memory_limit_bytes: 10,
+            ..none
+        };
+        assert_eq!(pod_limits(&sandbox(&[none])), None);
+        let mut spec = sandbox(&[bounded, bounded]);
+        spec.requests = Some(v1::Resources {
+            cpu_millis: 200,
+            ..Default::default()
+        });
+        let limits = pod_limits(&spec).unwrap();
+        assert_eq!(limits.cpu_shares, 204);
+        assert_eq!((limits.cpu_quota, limits.memory), (Some(40_000), Some(20)));
+        let open = pod_limits(&sandbox(&[bounded, none])).unwrap();
+        assert_eq!((open.cpu_quota, open.memory), (None, None));
+        // The pod's own limit counts whatever its containers say.
+        spec.pod_resources = Some(v1::ContainerResources {
+            memory_limit_bytes: 15,
+            memory_request_bytes: 5,
+            ..none
+        });
+        let limits = pod_limits(&spec).unwrap();
+        assert_eq!((limits.cpu_quota, limits.memory), (Some(40_000), Some(15)));
+        // An init container that needs more than the others together.
+        spec.pod_resources = None;
+        spec.init_containers = vec![v1::Container {
+            resources: Some(v1::ContainerResources {
+                memory_limit_bytes: 100,
+                ..bounded
+            }),
+            ..Default::default()
+        }];
+        assert_eq!(pod_limits(&spec).unwrap().memory, Some(100));
+    }
+
+    #[test]
+    fn the_pods_own_resources_decide_its_class() {
+        let none = v1::ContainerResources::default();
+        let mut spec = sandbox(&[none]);
+        assert_eq!(qos(&spec), Qos::BestEffort);
+        spec.pod_resources = Some(v1::ContainerResources {
+            memory_request_bytes: 1,
+            ..none
+        });
+        assert_eq!(qos(&spec), Qos::Burstable);
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn a_plain_container_is_confined_and_runs_below_the_agent() {
     let linux = spec.linux().as_ref().unwrap();
     assert_eq!(
         linux.cgroups_path().as_deref(),
-        Some(Path::new("/sandman/host-0/podu-1/u-1-c-0"))
+        Some(Path::new("/sandman/host-0/besteffort/podu-1/u-1-c-0"))
     );
     assert!(linux.seccomp().is_some());
     assert!(

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use sandman_protocol::v1::Usage;
 
 use super::parse::{keyed, single};
+use crate::spec::resources::{PERIOD, PodLimits};
 
 /// The mounted hierarchies of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,7 @@ pub(super) enum Hierarchies {
     /// One a controller. In hybrid mode a version 2 tree without controllers
     /// stands beside them; it counts only for removal.
     V1 {
+        cpu: Option<PathBuf>,
         cpuacct: PathBuf,
         memory: PathBuf,
         pids: Option<PathBuf>,
@@ -51,10 +53,11 @@ impl Hierarchies {
             found.map(|(target, _)| target.clone())
         };
         if let (Some(cpuacct), Some(memory)) = (with("cpuacct"), with("memory")) {
-            let pids = with("pids");
+            let (cpu, pids) = (with("cpu"), with("pids"));
             let mut all: Vec<_> = version_1.into_iter().map(|(target, _)| target).collect();
             all.extend(unified);
             return Ok(Self::V1 {
+                cpu,
                 cpuacct,
                 memory,
                 pids,
@@ -85,6 +88,59 @@ impl Hierarchies {
         }
     }
 
+    pub(super) fn bound(&self, path: &Path, limits: &PodLimits) -> io::Result<()> {
+        self.weigh(path, limits.cpu_shares)?;
+        let quota = |unlimited: &str| {
+            limits
+                .cpu_quota
+                .map_or(unlimited.to_owned(), |quota| quota.to_string())
+        };
+        let memory = |unlimited: &str| {
+            limits
+                .memory
+                .map_or(unlimited.to_owned(), |bytes| bytes.to_string())
+        };
+        match self {
+            Self::V2 { root } => {
+                let group = root.join(path);
+                let max = format!("{} {PERIOD}", quota("max"));
+                fs::write(group.join("cpu.max"), max)?;
+                fs::write(group.join("memory.max"), memory("max"))
+            }
+            Self::V1 {
+                cpu,
+                memory: memory_root,
+                ..
+            } => {
+                if let Some(cpu) = cpu {
+                    let group = cpu.join(path);
+                    fs::write(group.join("cpu.cfs_period_us"), PERIOD.to_string())?;
+                    fs::write(group.join("cpu.cfs_quota_us"), quota("-1"))?;
+                }
+                let group = memory_root.join(path);
+                fs::create_dir_all(&group)?;
+                fs::write(group.join("memory.limit_in_bytes"), memory("-1"))
+            }
+        }
+    }
+
+    pub(super) fn weigh(&self, path: &Path, cpu_shares: u64) -> io::Result<()> {
+        match self {
+            Self::V2 { root } => {
+                make_v2(root, path)?;
+                // The range 2 to 262144 becomes 1 to 10000, as the kubelet and runc have it.
+                let weight = 1 + cpu_shares.saturating_sub(2) * 9999 / 262_142;
+                fs::write(root.join(path).join("cpu.weight"), weight.to_string())
+            }
+            Self::V1 { cpu: None, .. } => Ok(()),
+            Self::V1 { cpu: Some(cpu), .. } => {
+                let group = cpu.join(path);
+                fs::create_dir_all(&group)?;
+                fs::write(group.join("cpu.shares"), cpu_shares.to_string())
+            }
+        }
+    }
+
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
         let roots = match self {
             Self::V2 { root } => std::slice::from_ref(root),
@@ -94,6 +150,24 @@ impl Hierarchies {
             .iter()
             .try_for_each(|root| remove_tree(&root.join(path)))
     }
+}
+
+/// Makes a cgroup and hands the controllers down to it.
+fn make_v2(root: &Path, path: &Path) -> io::Result<()> {
+    let mut group = root.to_owned();
+    for part in path.components() {
+        // One that is handed down already, or that this host lacks, is no error here: the file of
+        // a missing controller will be.
+        for controller in ["+cpu", "+memory", "+pids"] {
+            let _ = fs::write(group.join("cgroup.subtree_control"), controller);
+        }
+        group.push(part);
+        match fs::create_dir(&group) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Mount points are written with octal escapes for white space and backslashes.
@@ -218,6 +292,7 @@ mod tests {
             memory,
             pids,
             all,
+            ..
         } = Hierarchies::from_mountinfo(hybrid).unwrap()
         else {
             panic!("not version 1");
@@ -263,6 +338,7 @@ mod tests {
 
         let all = vec![root.clone()];
         let v1 = Hierarchies::V1 {
+            cpu: None,
             cpuacct: root.clone(),
             memory: root.clone(),
             pids: Some(root),
@@ -272,6 +348,54 @@ mod tests {
         assert_eq!((usage.cpu_nanos, usage.memory_working_set_bytes), (9, 1900));
         assert_eq!((usage.memory_rss_bytes, usage.processes), (301, 3));
         assert!(v1.usage(Path::new("gone")).is_err());
+    }
+
+    #[test]
+    fn pods_are_bounded_in_both_versions() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_owned();
+        let pod = Path::new("sandman/burstable/podu");
+        let limits = PodLimits {
+            cpu_shares: 1024,
+            cpu_quota: Some(50_000),
+            memory: Some(4096),
+        };
+        let unbounded = PodLimits {
+            cpu_shares: 2,
+            cpu_quota: None,
+            memory: None,
+        };
+        let read = |file: &str| fs::read_to_string(root.join(pod).join(file)).unwrap();
+        let v2 = Hierarchies::V2 { root: root.clone() };
+        v2.bound(pod, &limits).unwrap();
+        assert_eq!(read("cpu.weight"), "39");
+        assert_eq!(
+            (read("cpu.max"), read("memory.max")),
+            ("50000 100000".into(), "4096".into())
+        );
+        let parent = root.join("sandman/burstable/cgroup.subtree_control");
+        assert!(parent.exists());
+        v2.bound(pod, &unbounded).unwrap();
+        assert_eq!(
+            (read("cpu.weight"), read("cpu.max"), read("memory.max")),
+            ("1".into(), "max 100000".into(), "max".into())
+        );
+
+        let v1 = Hierarchies::V1 {
+            cpu: Some(root.clone()),
+            cpuacct: root.clone(),
+            memory: root.clone(),
+            pids: None,
+            all: vec![root.clone()],
+        };
+        v1.bound(pod, &limits).unwrap();
+        assert_eq!(read("cpu.shares"), "1024");
+        assert_eq!(
+            (read("cpu.cfs_quota_us"), read("memory.limit_in_bytes")),
+            ("50000".into(), "4096".into())
+        );
+        v1.bound(pod, &unbounded).unwrap();
+        assert_eq!(read("cpu.cfs_quota_us"), "-1");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cgroup;
 mod parse;
 
 use self::cgroup::Hierarchies;
+use crate::spec::resources::PodLimits;
 
 /// Reads cgroups and `/proc`.
 #[derive(Clone, Debug)]
@@ -56,6 +57,23 @@ impl Stats {
             inodes_free: fs.files_free(),
             inodes_used: fs.files().saturating_sub(fs.files_free()),
         })
+    }
+
+    /// Makes a cgroup, if it is not there, with the limits of a pod.
+    ///
+    /// # Errors
+    /// The kernel refuses a value.
+    pub fn bound(&self, path: &str, limits: &PodLimits) -> io::Result<()> {
+        self.hierarchies.bound(relative(path)?, limits)
+    }
+
+    /// Makes a cgroup, if it is not there, that has a weight for the processor (of version 1,
+    /// 2 to 262144) and no limits.
+    ///
+    /// # Errors
+    /// The kernel refuses the value.
+    pub fn weigh(&self, path: &str, cpu_shares: u64) -> io::Result<()> {
+        self.hierarchies.weigh(relative(path)?, cpu_shares)
     }
 
     /// Removes a cgroup without processes, and those below it, from every

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerRestartRule, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe,
-    SeccompProfile, SecurityContext, VolumeMount,
+    ResourceRequirements, SeccompProfile, SecurityContext, VolumeMount,
 };
 use prost_types::Duration as ProtoDuration;
 use sandman_protocol::v1::env_var::Value;
@@ -87,6 +87,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         host_ipc: spec.host_ipc == Some(true),
         priority: spec.priority.unwrap_or(0),
         host_ports: host_ports(spec),
+        pod_resources: spec.resources.as_ref().map(|own| resources(Some(own))),
         share_process_namespace: spec.share_process_namespace == Some(true),
         sysctls: security
             .and_then(|s| s.sysctls.as_ref())
@@ -302,7 +303,7 @@ fn container(
             .map(|mount| self::mount(mount, &env))
             .collect(),
         env,
-        resources: Some(resources(container)),
+        resources: Some(resources(container.resources.as_ref())),
         security: Some(security(
             spec.security_context.as_ref(),
             container.security_context.as_ref(),
@@ -423,8 +424,7 @@ fn expand_with(text: &str, known: &[(&str, String)]) -> String {
     expanded
 }
 
-fn resources(container: &Container) -> v1::ContainerResources {
-    let resources = container.resources.as_ref();
+fn resources(resources: Option<&ResourceRequirements>) -> v1::ContainerResources {
     let requests = resources.and_then(|r| r.requests.as_ref());
     let limits = resources.and_then(|r| r.limits.as_ref());
     v1::ContainerResources {

@@ -1,5 +1,6 @@
 //! The end of a container: why it ended, its last words, and the release of its task.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,7 +12,6 @@ use super::{Host, remove_fifos};
 use crate::logs::{ContainerLog, LogId};
 use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination};
 use crate::sandbox::oom;
-use crate::spec::sandbox_cgroup;
 
 /// Longest termination message (`MaxContainerTerminationMessageLength` of the kubelet).
 const MAX_MESSAGE: usize = 4096;
@@ -24,6 +24,8 @@ pub struct Last {
     pub log: LogId,
     /// containerd id.
     pub container_id: String,
+    /// cgroup of its sandbox.
+    pub cgroup: PathBuf,
     /// When its process started.
     pub since: Timestamp,
     /// Exit code.
@@ -38,7 +40,7 @@ pub struct Last {
 
 /// Collects an end. Does not give up: the exit is on record, only the words are missing.
 pub async fn collect(host: &Host, last: &Last, log: Option<ContainerLog>) -> Termination {
-    let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, &last.log.uid).join(&last.container_id);
+    let cgroup = last.cgroup.join(&last.container_id);
     // Asked first: the runtime removes the cgroup with the task.
     let out_of_memory = oom::killed(&cgroup);
     while let Err(error) = host.runtime.delete_task(&last.container_id).await {
@@ -134,6 +136,7 @@ mod tests {
                 attempt: 0,
             },
             container_id: "u-c-0".into(),
+            cgroup: PathBuf::new(),
             since: Timestamp::UNIX_EPOCH,
             code,
             at: Timestamp::UNIX_EPOCH,

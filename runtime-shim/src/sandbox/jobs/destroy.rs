@@ -13,7 +13,8 @@ use crate::sandbox::facts::Facts;
 use crate::sandbox::identity::container_id;
 use crate::sandbox::live::Waiting;
 use crate::sandbox::plan::members;
-use crate::spec::sandbox_cgroup;
+use crate::spec::cgroup_of_class;
+use crate::spec::resources::Qos;
 
 /// How long a killed process may take to be reported as ended. A stuck one (in uninterruptible
 /// sleep) is tried again later.
@@ -127,10 +128,14 @@ async fn try_tear_down(host: &Host, spec: &v1::SandboxSpec, facts: &Facts) -> Re
         .remove(&spec.uid)
         .await
         .map_err(|error| error.to_string())?;
-    let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, &spec.uid);
-    host.stats
-        .remove_cgroup(&cgroup.to_string_lossy())
-        .map_err(|error| format!("cgroup {}: {error}", cgroup.display()))
+    // In each class: a sandbox without its record does not say which it was of.
+    for class in Qos::ALL {
+        let cgroup = cgroup_of_class(&host.limits.cgroup_parent, class, &spec.uid);
+        host.stats
+            .remove_cgroup(&cgroup.to_string_lossy())
+            .map_err(|error| format!("cgroup {}: {error}", cgroup.display()))?;
+    }
+    Ok(())
 }
 
 /// Ids of all attempts that may exist: the newest known, and one that was being made when this

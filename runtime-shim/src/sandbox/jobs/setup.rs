@@ -12,6 +12,8 @@ use crate::network::PodNetwork;
 use crate::sandbox::facts::VolumePaths;
 use crate::sandbox::identity::Kind;
 use crate::sandbox::live::Waiting;
+use crate::spec::resources::pod_limits;
+use crate::spec::sandbox_cgroup;
 use crate::volumes::{EtcFiles, HostFields, VolumeError};
 
 /// Size of a pod's shared memory, as the CRI gives it.
@@ -23,6 +25,7 @@ const SHM_BYTES: u64 = 64 * 1024 * 1024;
 /// What to show until the next try.
 pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNetwork, Waiting> {
     let _permit = host.turn(&spec.namespace).await;
+    bound(host, spec)?;
     let begin = Instant::now();
     let made = host
         .network
@@ -45,6 +48,27 @@ pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNe
             "FailedCreatePodSandBox",
             &message,
         );
+        Waiting {
+            reason: "FailedCreatePodSandBox".to_owned(),
+            message,
+        }
+    })
+}
+
+/// Bounds what all containers of a sandbox use together, before there are any.
+fn bound(host: &Host, spec: &v1::SandboxSpec) -> Result<(), Waiting> {
+    let Some(limits) = pod_limits(spec) else {
+        return Ok(());
+    };
+    let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, spec);
+    let bounded = host.stats.bound(&cgroup.to_string_lossy(), &limits);
+    bounded.map_err(|error| {
+        let message = format!(
+            "Failed to create pod sandbox: cgroup {}: {error}",
+            cgroup.display()
+        );
+        let about = About::sandbox_trouble();
+        host.event(spec, about, "FailedCreatePodSandBox", &message);
         Waiting {
             reason: "FailedCreatePodSandBox".to_owned(),
             message,

@@ -10,6 +10,7 @@ use crate::runtime::{Exit, RuntimeError, TaskStatus};
 use crate::sandbox::facts::{Attempt, Phase, UNKNOWN_EXIT_CODE};
 use crate::sandbox::jobs::{self, Last, Outcome};
 use crate::sandbox::plan::members;
+use crate::spec::sandbox_cgroup;
 
 /// When containerd could not be asked about a container.
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_secs(2);
@@ -124,6 +125,7 @@ impl Worker {
                 attempt: attempt.number,
             },
             container_id: attempt.id,
+            cgroup: sandbox_cgroup(&self.host.limits.cgroup_parent, &self.spec),
             since,
             code,
             at,

@@ -13,6 +13,7 @@ use crate::sandbox::live::{Step, Waiting};
 use crate::sandbox::plan::members;
 use crate::sandbox::report::report;
 use crate::sandbox::view::{ContainerView, View};
+use crate::spec::sandbox_cgroup;
 
 /// How long a failed pull shows its own reason before the back-off's (the kubelet: until its
 /// next sync).
@@ -111,6 +112,7 @@ impl Worker {
         let view = View {
             namespace: self.spec.namespace.clone(),
             name: self.spec.name.clone(),
+            cgroup: sandbox_cgroup(&self.host.limits.cgroup_parent, &self.spec),
             lifecycle: report.lifecycle(),
             containers,
         };

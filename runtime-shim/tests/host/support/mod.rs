@@ -23,6 +23,8 @@ use sandman_protocol::transport::{FleetTls, connect};
 
 pub(crate) use self::client::Node;
 
+/// cgroups of the QoS classes below the host's, itself first.
+const CLASSES: [&str; 3] = ["", "burstable", "besteffort"];
 const FLEET: &str = "test";
 const LISTEN: &str = "127.0.0.1:7443";
 
@@ -261,17 +263,19 @@ address = "{0}/containerd.sock"
             .collect()
     }
 
-    /// cgroups that exist below this host's parent.
+    /// cgroups of pods that exist below this host's parent, in each class.
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         let hierarchies = std::fs::read_dir("/sys/fs/cgroup").unwrap();
-        hierarchies
+        let parents = hierarchies
             .flatten()
-            .map(|entry| entry.path().join(&self.cgroup[1..]))
-            .filter_map(|parent| std::fs::read_dir(parent).ok())
-            .flat_map(|pods| {
-                pods.flatten()
-                    .map(|pod| pod.path())
-                    .filter(|path| path.is_dir())
+            .map(|entry| entry.path().join(&self.cgroup[1..]));
+        let classes = parents.flat_map(|parent| CLASSES.map(|class| parent.join(class)));
+        let groups = classes.filter_map(|class| std::fs::read_dir(class).ok());
+        groups
+            .flat_map(|groups| groups.flatten().map(|group| group.path()))
+            .filter(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with("pod") && path.is_dir()
             })
             .collect()
     }
@@ -345,7 +349,10 @@ impl Drop for TestHost {
             .flatten()
             .flatten()
         {
-            let _ = std::fs::remove_dir(hierarchy.path().join(&self.cgroup[1..]));
+            let parent = hierarchy.path().join(&self.cgroup[1..]);
+            for class in CLASSES.into_iter().rev() {
+                let _ = std::fs::remove_dir(parent.join(class));
+            }
         }
     }
 }

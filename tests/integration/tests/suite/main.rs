@@ -2,6 +2,7 @@
 
 mod admission;
 mod attach;
+mod cgroups;
 mod copy;
 mod deletion;
 mod ephemeral;
