@@ -1,5 +1,7 @@
 //! [`Runtime`] over containerd's container and task services, 1.6 to 2.x.
 
+use std::path::Path;
+
 use async_trait::async_trait;
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::containers_client::ContainersClient;
@@ -267,8 +269,8 @@ impl Runtime for Containerd {
             container_id: id.to_owned(),
             exec_id: exec.to_owned(),
             stdin: path_text(stdio.stdin.as_deref()),
-            stdout: path_text(stdio.stdout.as_deref()),
-            stderr: path_text(stdio.stderr.as_deref()),
+            stdout: output_text(stdio.stdout.as_deref(), stdio),
+            stderr: output_text(stdio.stderr.as_deref(), stdio),
             terminal: stdio.terminal,
             spec: Some(any_json(PROCESS_URL, process)?),
         };
@@ -380,5 +382,15 @@ fn status(process: &WireProcess) -> TaskStatus {
             at: time(process.exited_at),
         }),
         WireStatus::Unknown => TaskStatus::Unknown,
+    }
+}
+
+/// An output of an exec, which may be one that nobody reads: containerd's runc shim opens both as
+/// soon as the process has any stream, and fails on an empty name (its `copyPipes`).
+fn output_text(path: Option<&Path>, stdio: &Stdio) -> String {
+    let any = stdio.stdin.is_some() || stdio.stdout.is_some() || stdio.stderr.is_some();
+    match path {
+        None if any && !stdio.terminal => "/dev/null".to_owned(),
+        _ => path_text(path),
     }
 }
