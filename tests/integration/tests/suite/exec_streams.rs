@@ -181,10 +181,10 @@ fn many_execs_with_input_at_once() {
                 timeout(DEADLINE, both)
                     .await
                     .with_context(|| format!("exec {number} does not end"))??;
-                ensure!(echo == data, "exec {number}: {} bytes", echo.len());
                 let status = exec.take_status().context("status")?;
                 let status = status.await.context("no status")?;
                 ensure!(status.status.as_deref() == Some("Success"), "{status:?}");
+                ensure!(echo == data, "exec {number}: {} bytes", echo.len());
                 anyhow::Ok(())
             }
         });
