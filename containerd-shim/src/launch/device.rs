@@ -57,6 +57,16 @@ pub(super) fn host_node(path: &str, major: u64, minor: u64) -> io::Result<OwnedF
     copy_tree(&path, false)
 }
 
+/// Whether `path` is one of the nodes that every container may use, under whatever name.
+pub(super) fn is_default_node(path: &std::path::Path) -> io::Result<bool> {
+    let meta = nix::sys::stat::stat(path)?;
+    let device = meta.st_mode & libc::S_IFMT == libc::S_IFCHR;
+    Ok(device
+        && NODES
+            .iter()
+            .any(|(_, _, major, minor)| meta.st_rdev == makedev(*major, *minor)))
+}
+
 /// What sandboxes share: a complete read-only `/dev`, and an empty folder to hide others under.
 #[derive(Debug)]
 pub(super) struct Shared {

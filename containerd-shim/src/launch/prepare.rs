@@ -355,15 +355,21 @@ impl Launcher {
         fds: &mut Fds,
     ) -> Result<Vec<plan::Mount>, PrepareError> {
         let mut out = Vec::new();
+        // Whatever the spec says: there is no device cgroup, and CAP_MKNOD is common.
+        let nodev = if subset.all_devices {
+            0
+        } else {
+            libc::MOUNT_ATTR_NODEV
+        };
         for mount in &subset.mounts {
             let step = || format!("mount {:?}", String::from_utf8_lossy(&mount.target));
             match &mount.what {
                 What::Bind { source, recursive } => {
-                    let fd = bind(source, *recursive, mount).during(step)?;
+                    let fd = bind(source, *recursive, mount, nodev).during(step)?;
                     out.push(detached(mount.target.clone(), fds.add(fd)?));
                 }
                 What::Tmpfs => {
-                    let fd = tmpfs(mount, 0).during(step)?;
+                    let fd = tmpfs(mount, nodev).during(step)?;
                     out.push(late(mount, plan::Source::Detached(fds.add(fd)?)));
                 }
                 What::Dev => self.dev(subset, mount, fds, &mut out)?,
@@ -577,7 +583,12 @@ fn tmpfs(mount: &MountPlan, more: u64) -> io::Result<OwnedFd> {
     context.mount((mount.options.attributes.set & !libc::MOUNT_ATTR_RDONLY) | more)
 }
 
-fn bind(source: &Path, recursive: bool, mount: &MountPlan) -> io::Result<OwnedFd> {
+fn bind(source: &Path, recursive: bool, mount: &MountPlan, nodev: u64) -> io::Result<OwnedFd> {
+    let nodev = if device::is_default_node(source)? {
+        0
+    } else {
+        nodev
+    };
     let source = CString::new(source.as_os_str().as_encoded_bytes())?;
     let copy = copy_tree(&source, recursive)?;
     // Without a word, changes on the host show inside and not the other way (runc's rslave root).
@@ -602,6 +613,11 @@ fn bind(source: &Path, recursive: bool, mount: &MountPlan) -> io::Result<OwnedFd
         ..own
     };
     change(copy.as_fd(), own, false)?;
+    let nodev = Attributes {
+        set: nodev,
+        ..Attributes::default()
+    };
+    change(copy.as_fd(), nodev, true)?;
     Ok(copy)
 }
 

@@ -152,6 +152,11 @@ fn privatise(mount: &OwnedFd, attributes: Attributes) -> io::Result<()> {
         ..Attributes::default()
     };
     change(mount.as_fd(), private, true)?;
+    let nodev = Attributes {
+        set: attributes.set & libc::MOUNT_ATTR_NODEV,
+        ..Attributes::default()
+    };
+    change(mount.as_fd(), nodev, true)?;
     change(mount.as_fd(), attributes, false)
 }
 

@@ -87,7 +87,7 @@ async fn the_tree_is_the_specs_and_nothing_more() {
             .nth(5)
             .unwrap()
     };
-    assert_eq!(mount("/data"), "ro,nosuid,relatime");
+    assert_eq!(mount("/data"), "ro,nosuid,nodev,relatime");
     assert!(mount("/").starts_with("ro,nodev"), "{}", mount("/"));
     assert_eq!(mount("/proc"), "rw,nosuid,nodev,noexec,relatime");
     assert_eq!(mount("/sys"), "ro,nosuid,nodev,noexec,relatime");
@@ -111,8 +111,17 @@ async fn the_tree_is_the_specs_and_nothing_more() {
 async fn devices_cannot_be_made() {
     let mut host = Host::start().await;
     let mut spec = host.spec(
-        "for place in /tmp/n /dev/n /dev/shm/n; do mknod $place c 1 5 || exit 1
+        "echo > /null; for place in /tmp/n /dev/n /dev/shm/n /run/n /data/n; do mknod $place c 1 5 || exit 1
          head -c1 $place >/dev/null 2>&1 && echo opened $place; done; head -c1 /dev/zero | wc -c",
+    );
+    // Mounts whose options say nothing about devices, or ask for them.
+    let mounts = spec["mounts"].as_array_mut().unwrap();
+    mounts.push(
+        json!({"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]}),
+    );
+    mounts.push(json!({"destination": "/data", "type": "bind", "source": host.dir.path(), "options": ["rbind", "dev"]}));
+    mounts.push(
+        json!({"destination": "/null", "type": "bind", "source": "/dev/null", "options": ["bind"]}),
     );
     let caps = json!(["CAP_MKNOD"]);
     spec["process"]["capabilities"] =
