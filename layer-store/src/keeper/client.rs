@@ -3,12 +3,16 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use super::protocol::{Kept, Limits, Notice, Request, Status};
 use super::socket::{self, Packet};
 use super::table::EventId;
 use crate::LayerDigest;
 use crate::sys::fanotify::{ByteRange, Verdict};
+
+/// How long a keeper may take to answer a request; it does nothing slow.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why the keeper did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +46,15 @@ impl Controller {
     /// [`KeeperError::Unreachable`].
     pub fn connect(path: &Path) -> Result<Self, KeeperError> {
         let socket = socket::connect(path).map_err(KeeperError::Unreachable)?;
+        set_patience(&socket, Some(PATIENCE))?;
         Ok(Self { socket })
+    }
+
+    /// Turns the connection into one that listens for as long as it takes.
+    fn into_listener(self, request: Request) -> Result<OwnedFd, KeeperError> {
+        self.done(request, None)?;
+        set_patience(&self.socket, None)?;
+        Ok(self.socket)
     }
 
     /// Makes a new group.
@@ -181,11 +193,7 @@ impl FillerLink {
     /// # Errors
     /// Any.
     pub fn connect(path: &Path) -> Result<Self, KeeperError> {
-        let Controller { socket } = {
-            let controller = Controller::connect(path)?;
-            controller.done(Request::Fill, None)?;
-            controller
-        };
+        let socket = Controller::connect(path)?.into_listener(Request::Fill)?;
         Ok(Self { socket })
     }
 
@@ -236,9 +244,7 @@ pub(super) enum Custody {
 
 impl HolderLink {
     pub(super) fn connect(path: &Path) -> Result<Self, KeeperError> {
-        let controller = Controller::connect(path)?;
-        controller.done(Request::Hold, None)?;
-        let Controller { socket } = controller;
+        let socket = Controller::connect(path)?.into_listener(Request::Hold)?;
         Ok(Self { socket })
     }
 
@@ -255,6 +261,12 @@ impl HolderLink {
     pub(super) fn closer(&self) -> io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }
+}
+
+fn set_patience(socket: &OwnedFd, patience: Option<Duration>) -> Result<(), KeeperError> {
+    let which = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(socket, which, patience)
+        .map_err(|errno| KeeperError::Unreachable(errno.into()))
 }
 
 fn next(socket: &OwnedFd) -> Result<(Notice, Option<OwnedFd>), KeeperError> {

@@ -283,7 +283,12 @@ impl Server {
     }
 
     fn descriptor(&mut self, kept: Kept) -> Result<Notice, Failure> {
-        let missing = || ("find it: it is not kept", io::ErrorKind::NotFound.into());
+        let missing = || {
+            (
+                "find it: it is not kept",
+                io::Error::from_raw_os_error(libc::ENOENT),
+            )
+        };
         self.desk()?
             .kept(kept)
             .map(|_| Notice::Descriptor)
@@ -422,7 +427,7 @@ fn add(epoll: &OwnedFd, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
 fn no_group() -> Failure {
     (
         "find a group: none is served yet",
-        io::ErrorKind::NotFound.into(),
+        io::Error::from_raw_os_error(libc::ENOENT),
     )
 }
 
