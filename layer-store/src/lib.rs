@@ -14,6 +14,7 @@ pub mod index;
 pub mod keeper;
 pub mod layout;
 pub mod mount;
+pub mod origin;
 mod sys;
 pub mod tar;
 #[cfg(test)]
