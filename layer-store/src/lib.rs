@@ -5,10 +5,12 @@
 //! layer's EROFS metadata at once and fetches only the spans that are read, each verified before
 //! anybody sees it. The first host to see a layer makes the index in one streaming pass.
 
+pub mod cache;
 pub mod chain;
 pub mod convert;
 pub mod digest;
 pub mod erofs;
+pub mod filler;
 pub mod gzip;
 pub mod index;
 pub mod keeper;
