@@ -17,6 +17,7 @@ pub mod keeper;
 pub mod layout;
 pub mod mount;
 pub mod origin;
+pub mod store;
 mod sys;
 pub mod tar;
 #[cfg(test)]
