@@ -411,6 +411,24 @@ async fn complete_layers_need_nobody() {
 }
 
 #[tokio::test]
+async fn a_layer_that_was_full_and_not_sealed_is_sealed() {
+    let Some(host) = Host::new() else { return };
+    let blob = File::from(host.blob.try_clone().unwrap());
+    blob.write_all_at(content(), 0).unwrap();
+    let folder = host.folder.path().join(layout::folder_name(host.layer));
+    let spans = u32::try_from(SPANS).unwrap();
+    let (record, mut set) =
+        cache::FilledFile::open(&folder, BootId::from_bytes(BOOT), spans).unwrap();
+    for span in 0..spans {
+        set.insert(span);
+        record.record(&set, span).unwrap();
+    }
+    let (event, _work) = host.filler(&[], PATIENCE).hears().await;
+    assert!(matches!(event, FillerEvent::Sealed(_)), "{event:?}");
+    assert!(host.is_sealed());
+}
+
+#[tokio::test]
 async fn a_layer_read_from_end_to_end_is_completed() {
     let Some(host) = Host::new() else { return };
     let registry = Registry::start(content().to_vec()).await;

@@ -450,8 +450,8 @@ fn mounts_outlive_who_made_them() {
     let Some(store) = Store::new(64, PATIENCE) else {
         return;
     };
-    let controller = store.custodian().controller().unwrap();
-    controller
+    store
+        .custodian()
         .keep_mount(LAYER, store.mount.as_ref().unwrap().as_fd())
         .unwrap();
     store.kill_keeper();

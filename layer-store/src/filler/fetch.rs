@@ -33,6 +33,11 @@ enum Missed {
 /// Starts what the plan says, until the filler ends.
 pub(super) async fn run(inner: &Arc<Inner>) {
     while !inner.is_closing() {
+        let full = std::mem::take(&mut inner.lock().full);
+        for layer in full {
+            let inner = Arc::clone(inner);
+            tokio::task::spawn_blocking(move || complete(&inner, &layer));
+        }
         while let Some(job) = next(inner) {
             let inner = Arc::clone(inner);
             tokio::spawn(async move { work(&inner, job).await });

@@ -152,6 +152,8 @@ struct State {
     layers: HashMap<LayerDigest, Arc<Layer>>,
     /// Questions about layers that have not been added yet, as after a restart.
     early: Vec<(u64, Asked)>,
+    /// Full when they were added: a filler before this one ended between the last span and the seal.
+    full: Vec<Arc<Layer>>,
     link: Option<Arc<FillerLink>>,
     /// Counts connections.
     connection: u64,
@@ -206,6 +208,7 @@ impl Filler {
                 recorder: trace::Recorder::default(),
                 layers: HashMap::new(),
                 early: Vec::new(),
+                full: Vec::new(),
                 link: None,
                 connection: 0,
                 running: 0,
@@ -256,7 +259,11 @@ impl Filler {
             origin: source.origin,
             stream: tokio::sync::Mutex::default(),
         };
-        state.layers.insert(digest, Arc::new(layer));
+        let layer = Arc::new(layer);
+        if set.is_full() {
+            state.full.push(Arc::clone(&layer));
+        }
+        state.layers.insert(digest, layer);
         state.plan.add(digest, set);
         let all = std::mem::take(&mut state.early);
         let (ours, others): (Vec<_>, _) = all

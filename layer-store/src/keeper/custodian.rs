@@ -2,7 +2,7 @@
 //! its successor.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -139,6 +139,26 @@ impl Custodian {
         let blob = self.controller()?.watch(layer)?;
         self.wait(|held| held.copies.contains_key(&Kept::Blob(layer)))?;
         Ok(blob)
+    }
+
+    /// Removes the mark of a blob, and returns once no copy is held here, so that a later
+    /// [`Self::watch`] waits for its own.
+    ///
+    /// # Errors
+    /// Any.
+    pub fn unwatch(&self, layer: LayerDigest) -> Result<(), KeeperError> {
+        self.controller()?.unwatch(layer)?;
+        self.wait(|held| !held.copies.contains_key(&Kept::Blob(layer)))
+    }
+
+    /// Gives a layer's mount into custody, and returns once a copy is held here: from then on it
+    /// survives the keeper.
+    ///
+    /// # Errors
+    /// Any.
+    pub fn keep_mount(&self, layer: LayerDigest, mount: BorrowedFd<'_>) -> Result<(), KeeperError> {
+        self.controller()?.keep_mount(layer, mount)?;
+        self.wait(|held| held.copies.contains_key(&Kept::Mount(layer)))
     }
 
     fn wait(&self, done: impl Fn(&Held) -> bool) -> Result<(), KeeperError> {

@@ -223,7 +223,7 @@ impl Store {
                 ..
             }) => {
                 let fd = mount::layer(&folder.join(layout::META), &folder.join(layout::BLOB))?;
-                controller.keep_mount(layer, fd.as_fd())?;
+                self.custodian.keep_mount(layer, fd.as_fd())?;
                 fd
             }
             Err(error) => return Err(error.into()),
@@ -266,10 +266,11 @@ impl Store {
     pub fn prune(&self, limits: &CacheLimits) -> io::Result<Pruned> {
         self.cache.prune(limits, &|layer| {
             self.filler.remove(layer);
-            let released = self.custodian.controller().and_then(|controller| {
-                controller.drop_mount(layer)?;
-                controller.unwatch(layer)
-            });
+            let released = self
+                .custodian
+                .controller()
+                .and_then(|controller| controller.drop_mount(layer))
+                .and_then(|()| self.custodian.unwatch(layer));
             released.map_err(io::Error::other)
         })
     }
