@@ -18,6 +18,7 @@ use super::{
     frame::{self, Kind, Piece},
 };
 use crate::{
+    cache,
     digest::SpanDigest,
     index::LayerIndex,
     layout::{BLOB, INDEX, META},
@@ -204,10 +205,12 @@ impl Conversion {
         if SpanDigest::of(&meta) != index.meta_digest() {
             return Err("the converter wrote other metadata than it says".to_owned());
         }
-        for name in [BLOB, META, INDEX, ""] {
+        for name in [BLOB, META, INDEX] {
             let file = File::open(at(name)).map_err(io)?;
             file.sync_all().map_err(io)?;
         }
+        // Complete and verified: mounted without the keeper, and kept over a reboot.
+        cache::seal(&self.staging.0, index.diff_id(), index.tar_size()).map_err(io)?;
         Ok(index)
     }
 }

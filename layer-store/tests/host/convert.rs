@@ -9,7 +9,7 @@ use std::{
 use sandman_layer_store::{
     LayerIndex,
     convert::{Conversion, ConvertError},
-    layout::{BLOB, INDEX, META},
+    layout::{BLOB, INDEX, META, SEALED},
 };
 
 use crate::support::{archive, convert, gzip, helper, order};
@@ -33,7 +33,7 @@ fn a_layer_is_published_whole_or_not_at_all() {
     assert_eq!(converted.index().tar_size(), archive.len() as u64);
     converted.publish(&at("layer")).unwrap();
     assert_eq!(names(work.path()), ["layer"]);
-    assert_eq!(names(&at("layer")), [BLOB, INDEX, META]);
+    assert_eq!(names(&at("layer")), [BLOB, INDEX, META, SEALED]);
     assert!(fs::read(at("layer").join(BLOB)).unwrap() == archive);
     LayerIndex::open(&at("layer").join(INDEX)).unwrap();
     // Somebody else was faster.
