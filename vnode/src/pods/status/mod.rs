@@ -108,6 +108,7 @@ fn set_phase(new: &mut PodStatus, spec: &PodSpec, old: &PodStatus, seen: Observa
         .iter()
         .flatten()
         .chain(new.container_statuses.iter().flatten())
+        .chain(new.ephemeral_container_statuses.iter().flatten())
         .any(|status| {
             status
                 .state

@@ -345,6 +345,26 @@ fn a_terminal_phase_is_never_left() {
 }
 
 #[test]
+fn a_pod_is_not_over_while_a_debug_container_runs() {
+    let mut pod = pod("Never", &[], &["a"]);
+    let shell = k8s_openapi::api::core::v1::EphemeralContainer {
+        name: "shell".to_owned(),
+        ..Default::default()
+    };
+    pod.spec.as_mut().unwrap().ephemeral_containers = Some(vec![shell]);
+    for (main, debugger, phase) in [
+        (running(), running(), "Running"),
+        (exited(0), running(), "Running"),
+        (exited(0), exited(137), "Succeeded"),
+    ] {
+        let mut report = report(vec![container("a", main)]);
+        report.ephemeral_containers = vec![container("shell", debugger)];
+        pod.status = Some(generate(&pod, seen(&report), at(9)));
+        assert_eq!(pod.status.as_ref().unwrap().phase.as_deref(), Some(phase));
+    }
+}
+
+#[test]
 fn a_lost_host_makes_its_pods_unready_and_keeps_the_rest() {
     let mut pod = pod("Always", &[], &["a"]);
     let report = report(vec![container("a", running())]);
