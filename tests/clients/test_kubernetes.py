@@ -155,8 +155,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[::-1])
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler)
 print("serving", flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler).serve_forever()
+server.serve_forever()
 """
 
 
