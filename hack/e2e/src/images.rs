@@ -1,18 +1,17 @@
 //! The images that the tests run: stand-ins made here, pushed to the cluster's registry.
 
-use std::path::Path;
-
 use anyhow::{Context, bail};
 use sandman_go_build::cache_dir;
 use tokio::process::Command;
 
 use crate::dev::Variables;
 use crate::progress::Progress;
+use crate::suite::Suite;
 
 /// Builds and pushes what is missing.
 pub(crate) async fn ensure(
     variables: &Variables,
-    agnhost: &Path,
+    suite: &Suite,
     progress: Progress,
 ) -> anyhow::Result<()> {
     let program = variables.get("SANDMAN_IMAGES")?;
@@ -21,9 +20,12 @@ pub(crate) async fn ensure(
     let mut build = Command::new(program);
     build
         .args(["build", "--set", "conformance", "--supply"])
-        .arg(format!("agnhost={}", agnhost.display()))
-        .arg("--out")
-        .arg(&layout);
+        .arg(format!("agnhost={}", suite.agnhost.display()));
+    for name in ["localhost.crt", "localhost.key"] {
+        let file = suite.certificates.join(name);
+        build.args(["--supply", &format!("{name}={}", file.display())]);
+    }
+    build.arg("--out").arg(&layout);
     run(build).await?;
     progress.say("pushing the tests' images");
     let mut push = Command::new(program);

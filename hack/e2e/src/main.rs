@@ -92,7 +92,7 @@ impl Judge<'_> {
     /// Prints tables and differences; gives the verdict and the closing line.
     async fn judge(&self, expected: &Expected) -> anyhow::Result<(bool, String)> {
         let variables = self.dev.variables().await?;
-        images::ensure(&variables, &self.suite.agnhost, self.progress).await?;
+        images::ensure(&variables, self.suite, self.progress).await?;
         let (ours, kubelet) = (Node::virtual_node(&variables)?, Node::kubelet());
         let outcome = self.run(&variables, &ours, kubelet.taint_key()).await?;
         print!("{}", table::of(ours.label, &outcome.report, outcome.wall));

@@ -18,6 +18,8 @@ pub(crate) struct Suite {
     pub(crate) ginkgo: PathBuf,
     /// What nearly all their pods run.
     pub(crate) agnhost: PathBuf,
+    /// Folder of the certificate that its TLS servers show, and of its key.
+    pub(crate) certificates: PathBuf,
 }
 
 /// Finds the programs or builds them.
@@ -49,7 +51,9 @@ pub(crate) fn ensure(repo: &Path, progress: Progress) -> anyhow::Result<Suite> {
         }
         anyhow::Ok(program)
     };
+    let source = module.source_of("k8s.io/kubernetes")?;
     Ok(Suite {
+        certificates: source.join("test/images/agnhost/porter"),
         tests: make(module, "e2e.test", &test, "k8s.io/kubernetes/test/e2e")?,
         // The version that the tests are compiled with.
         ginkgo: make(module, "ginkgo", &build, "github.com/onsi/ginkgo/v2/ginkgo")?,

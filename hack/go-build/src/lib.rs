@@ -39,6 +39,16 @@ impl Module<'_> {
             .with_context(|| format!("{} does not require {module}", path.display()))
     }
 
+    /// Where the source of a module that `go.mod` requires is, downloaded if need be.
+    ///
+    /// # Errors
+    /// There is no such module, or it cannot be had.
+    pub fn source_of(&self, module: &str) -> anyhow::Result<PathBuf> {
+        self.go(&["mod", "download", module])?;
+        let dir = self.go(&["list", "-m", "-f", "{{.Dir}}", module])?;
+        Ok(PathBuf::from(dir.trim()))
+    }
+
     /// A short hash of the sources and of the compiler's version.
     ///
     /// # Errors

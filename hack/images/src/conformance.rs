@@ -10,6 +10,9 @@ use crate::recipe::{Config, Layer, Part, Recipe};
 
 /// The name under which agnhost, which all its callers build from the tests' own source, is given.
 const AGNHOST: &str = "agnhost";
+/// The certificate and key of its TLS servers, given likewise; tests name them by path.
+const CERTIFICATE: &str = "localhost.crt";
+const KEY: &str = "localhost.key";
 
 /// All images, the small ones first.
 pub(crate) fn recipes() -> Vec<Recipe> {
@@ -209,6 +212,14 @@ fn agnhost_layers() -> Vec<Layer> {
         Part::Supplied {
             path: "agnhost",
             name: AGNHOST,
+        },
+        Part::Supplied {
+            path: CERTIFICATE,
+            name: CERTIFICATE,
+        },
+        Part::Supplied {
+            path: KEY,
+            name: KEY,
         },
         // Tests of entry points tell one from the other.
         Part::Symlink {

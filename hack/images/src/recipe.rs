@@ -147,10 +147,11 @@ mod tests {
         let hash = |content: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), content).unwrap();
-            let supply = format!("agnhost={}", file.path().display())
-                .parse()
-                .unwrap();
-            agnhost.hash(&Supplies::read(&[supply]).unwrap()).unwrap()
+            let supplies = ["agnhost", "localhost.crt", "localhost.key"].map(|name| {
+                let supply = format!("{name}={}", file.path().display());
+                supply.parse().unwrap()
+            });
+            agnhost.hash(&Supplies::read(&supplies).unwrap()).unwrap()
         };
         assert_eq!(hash("one"), hash("one"));
         assert_ne!(hash("one"), hash("two"));
