@@ -17,6 +17,7 @@ fn probe(handler: v1::Handler, failures: u32) -> Option<v1::Probe> {
     Some(v1::Probe {
         handler: Some(handler),
         period_seconds: 1,
+        timeout_seconds: 3,
         failure_threshold: failures,
         ..Default::default()
     })
@@ -42,7 +43,7 @@ fn is_running(report: &v1::ContainerReport) -> bool {
 fn readiness_is_asked_over_the_network_of_the_pod() {
     on_a_host(|host| async move {
         let node = host.node().await;
-        let script = "mkdir /tmp/www; echo ok > /tmp/www/up; exec httpd -f -p 8080 -h /tmp/www";
+        let script = "mkdir /www; echo ok > /www/up; exec httpd -f -p 8080 -h /www";
         let mut spec = node.pod("http", script);
         let get = v1::HttpGetAction {
             port: port(8080),
@@ -65,16 +66,14 @@ fn readiness_is_asked_over_the_network_of_the_pod() {
         let ready = |report: &v1::SandboxReport| main_of(report).ready;
         let report = node.wait_report(&spec.uid, "ready", ready).await;
         assert!(main_of(&report).started);
-        node.exec(&spec.uid, &["mv", "/tmp/www/up", "/tmp/www/down"])
-            .await;
+        node.exec(&spec.uid, &["mv", "/www/up", "/www/down"]).await;
         let report = node
             .wait_report(&spec.uid, "not ready", |report| !main_of(report).ready)
             .await;
         assert!(is_running(main_of(&report)) && main_of(&report).started);
         let event = node.wait_event(&spec.uid, "Unhealthy").await;
         assert!(event.warning && event.container == "main", "{event:?}");
-        node.exec(&spec.uid, &["mv", "/tmp/www/down", "/tmp/www/up"])
-            .await;
+        node.exec(&spec.uid, &["mv", "/www/down", "/www/up"]).await;
         node.wait_report(&spec.uid, "ready again", ready).await;
         node.remove_and_wait(&spec.uid).await;
         assert_eq!(host.leftovers(), Vec::<String>::new());
@@ -86,14 +85,14 @@ fn readiness_is_asked_over_the_network_of_the_pod() {
 fn a_container_that_fails_its_liveness_probe_is_replaced() {
     on_a_host(|host| async move {
         let node = host.node().await;
-        let mut spec = node.pod("live", "touch /tmp/up; exec sleep 1000");
+        let mut spec = node.pod("live", "touch /up; exec sleep 1000");
         spec.restart_policy = v1::RestartPolicy::Always as i32;
-        spec.containers[0].liveness_probe = probe(exec(&["cat", "/tmp/up"]), 2);
-        spec.containers[0].startup_probe = probe(exec(&["test", "-e", "/tmp/up"]), 100);
+        spec.containers[0].liveness_probe = probe(exec(&["cat", "/up"]), 2);
+        spec.containers[0].startup_probe = probe(exec(&["test", "-e", "/up"]), 100);
         node.apply(&spec).await;
         node.wait_report(&spec.uid, "started", |report| main_of(report).started)
             .await;
-        node.exec(&spec.uid, &["rm", "/tmp/up"]).await;
+        node.exec(&spec.uid, &["rm", "/up"]).await;
         node.wait_report(&spec.uid, "restarted", |report| {
             main_of(report).restart_count == 1 && main_of(report).started
         })
@@ -118,7 +117,7 @@ fn a_probe_that_hangs_is_killed_with_what_it_started() {
         node.apply(&spec).await;
         node.wait_running(&spec.uid).await;
         let event = node.wait_event(&spec.uid, "Unhealthy").await;
-        assert!(event.message.contains("timed out after 1s"), "{event:?}");
+        assert!(event.message.contains("timed out after 3s"), "{event:?}");
         // Killed at once: whatever this exec sees began with a later probe.
         let output = node.exec(&spec.uid, &["true"]).await;
         assert_eq!(output.code, Some(0), "{output:?}");
@@ -132,9 +131,9 @@ fn a_probe_that_hangs_is_killed_with_what_it_started() {
 fn what_probes_found_outlives_the_service() {
     on_a_host(|mut host| async move {
         let node = host.node().await;
-        let mut spec = node.pod("kept", "touch /tmp/up; exec sleep 1000");
-        spec.containers[0].startup_probe = probe(exec(&["test", "-e", "/tmp/up"]), 100);
-        spec.containers[0].readiness_probe = probe(exec(&["test", "-e", "/tmp/up"]), 1);
+        let mut spec = node.pod("kept", "touch /up; exec sleep 1000");
+        spec.containers[0].startup_probe = probe(exec(&["test", "-e", "/up"]), 100);
+        spec.containers[0].readiness_probe = probe(exec(&["test", "-e", "/up"]), 1);
         node.apply(&spec).await;
         let ready = |report: &v1::SandboxReport| main_of(report).ready;
         node.wait_report(&spec.uid, "ready", ready).await;
@@ -146,7 +145,7 @@ fn what_probes_found_outlives_the_service() {
         assert!(all.iter().all(ready), "{all:#?}");
         // And it is asked again.
         node.apply(&spec).await;
-        node.exec(&spec.uid, &["rm", "/tmp/up"]).await;
+        node.exec(&spec.uid, &["rm", "/up"]).await;
         node.wait_report(&spec.uid, "not ready", |report| !main_of(report).ready)
             .await;
         node.remove_and_wait(&spec.uid).await;
@@ -158,13 +157,13 @@ fn what_probes_found_outlives_the_service() {
 fn hooks_run_after_the_start_and_before_the_signal() {
     on_a_host(|host| async move {
         let node = host.node().await;
-        let script = "trap 'cat /tmp/stopped > /dev/termination-log; exit 0' TERM; \
+        let script = "trap 'cat /stopped > /dev/termination-log; exit 0' TERM; \
                       while :; do sleep 0.1; done";
         let mut spec = node.pod("hooks", script);
         let container = &mut spec.containers[0];
         container.termination_message_path = "/dev/termination-log".into();
-        container.post_start = Some(exec(&["touch", "/tmp/started"]));
-        let script = "test -e /tmp/started && sleep 1 && echo hook > /tmp/stopped";
+        container.post_start = Some(exec(&["touch", "/started"]));
+        let script = "test -e /started && sleep 1 && echo hook > /stopped";
         container.pre_stop = Some(exec(&["sh", "-c", script]));
         node.apply(&spec).await;
         node.wait_report(&spec.uid, "started", |report| main_of(report).started)

@@ -221,7 +221,8 @@ fn connections_reach_the_pods_own_loopback() {
         let message = Some(ForwardIn::Data(Bytes::from_static(b"question\n")));
         let question = v1::PortForwardRequest { message };
         forward_one.input.send(question).await.unwrap();
-        drop(forward_one);
+        // A half close: the end of the whole stream would take the question with it.
+        drop(forward_one.input);
         // The server got it, and the end.
         let output = async {
             loop {

@@ -46,6 +46,8 @@ pub(crate) fn on_a_host<F: Future<Output = ()>>(test: impl FnOnce(TestHost) -> F
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
     run("ip", &["link", "set", "lo", "up"]);
+    // Where a host's own connections to its pods come from.
+    run("ip", &["address", "add", "10.99.0.1/32", "dev", "lo"]);
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
