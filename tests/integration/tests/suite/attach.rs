@@ -158,8 +158,11 @@ fn a_shell_on_a_terminal_is_joined_left_and_joined_again() {
             let mut child = in_terminal(&kubectl, &["attach", "-it", "box"])?;
             let mut stdin = child.stdin.take().context("stdin")?;
             let mut stdout = child.stdout.take().context("stdout")?;
-            let command = b"count=$((count + 1)); echo count'='$count; stty size\n";
-            stdin.write_all(command).await?;
+            // The terminal is told its size beside the input, maybe after it; and it echoes the
+            // command, which must not read like the answer.
+            let command = "count=$((count + 1)); echo count'='$count; \
+                           until [ \"$(stty size)\" = \"$((30 + 3)) 99\" ]; do :; done; stty size\n";
+            stdin.write_all(command.as_bytes()).await?;
             let seen = until(&mut stdout, "33 99").await?;
             let count = format!("count={}", number + 1);
             ensure!(seen.contains(&count), "{transport:?}: {seen:?}");
