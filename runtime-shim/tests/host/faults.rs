@@ -70,10 +70,11 @@ fn sandboxes_outlive_the_service() {
             matches!(report.containers[0].state, Some(State::Terminated(_)))
         });
         let report = report.await;
-        assert!(matches!(
-            &report.containers[0].state,
-            Some(State::Terminated(end)) if end.exit_code == 7
-        ));
+        let state = &report.containers[0].state;
+        assert!(
+            matches!(state, Some(State::Terminated(end)) if end.exit_code == 7),
+            "{state:?}"
+        );
         // Wishes go on as if nothing had been.
         node.apply(&stays).await;
         for spec in [&stays, &ends] {
