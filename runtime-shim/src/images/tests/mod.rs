@@ -249,13 +249,17 @@ async fn many_requests_share_one_pull_and_layers_are_shared() {
         .collect();
     assert_eq!(chains.len(), 1);
     for digest in digests {
-        assert_eq!(host.registry.count(&format!("/blobs/{digest}")), 2);
-        // The second repository only had to prove that it has the layer too.
+        // One transfer and one proof; a request that comes after the others' pull has ended asks
+        // once more, which few of forty do.
+        let asked = host.registry.count(&format!("/blobs/{digest}"));
+        assert!((2..10).contains(&asked), "{asked}");
+        // A repository that comes later only proves that it has the layer too; two that begin at the
+        // same time do not wait for each other, for one may be slow. None transfers it twice.
         let [app, other] = ["app", "other"].map(|name| {
             host.registry
                 .count(&format!("GET /v2/{name}/blobs/{digest}"))
         });
-        assert_eq!(app + other, 1);
+        assert!(app <= 1 && other <= 1 && app + other > 0, "{app} {other}");
     }
 }
 
