@@ -73,7 +73,8 @@ pub enum TaskStatus {
     Running,
     /// Ended; the record still holds the exit.
     Stopped(Exit),
-    /// The runtime cannot tell, for example because its shim is gone.
+    /// The runtime cannot tell now, for example because its shim did not answer in time.
+    /// Nothing follows from it but to ask again.
     Unknown,
 }
 

@@ -21,16 +21,6 @@ use crate::spec::resources::Qos;
 const KILL_WAIT: Duration = Duration::from_secs(15);
 const SIGKILL: u32 = libc::SIGKILL as u32;
 
-/// Ends what may be left of a task that the runtime has lost track of.
-///
-/// # Errors
-/// The runtime's; trying again is right.
-pub async fn kill_hard(host: &Host, id: &str) -> Result<(), RuntimeError> {
-    host.runtime.kill(id, None, SIGKILL).await?;
-    host.runtime.delete_task(id).await?;
-    Ok(())
-}
-
 /// Removes one attempt, whatever state it is in. A missing one is no error.
 ///
 /// # Errors

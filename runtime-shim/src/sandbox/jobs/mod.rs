@@ -21,7 +21,7 @@ use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
 
 pub use self::collect::{Last, collect};
-pub use self::destroy::{destroy, kill_hard, release, tear_down};
+pub use self::destroy::{destroy, release, tear_down};
 pub use self::health::{HookKind, Probing, run_hook, run_probe};
 pub use self::setup::{apply_volumes, ensure_image, set_up_network};
 pub use self::start::{StartRequest, Started, start};

@@ -33,11 +33,14 @@ impl Worker {
                     Ok(Some(TaskStatus::Running)) => continue,
                     Ok(Some(TaskStatus::Stopped(exit))) => self.exited(&name, exit, false),
                     Ok(None | Some(TaskStatus::Created)) => self.lost(&name),
-                    // Its shim is gone; what is left of the process must not stay.
-                    Ok(Some(TaskStatus::Unknown)) => match jobs::kill_hard(&self.host, &id).await {
-                        Ok(()) => self.lost(&name),
-                        Err(error) => self.look_later(&error),
-                    },
+                    // The shim did not answer containerd in time, which a busy host is enough for.
+                    // Of a shim that is gone containerd says that there is no task.
+                    Ok(Some(TaskStatus::Unknown)) => {
+                        self.look_later(&RuntimeError::Unavailable(format!(
+                            "containerd cannot tell the state of task {id}"
+                        )));
+                        continue;
+                    }
                     Err(error) => {
                         self.look_later(&error);
                         continue;
