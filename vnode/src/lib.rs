@@ -2,12 +2,14 @@
 //! it on Sandman hosts, and serves the kubelet API for them.
 //!
 //! * [`node`]: the Node object, its lease and its serving certificate.
+//! * [`election`]: which of several replicas is the node.
 //! * [`pods`]: what should be true of each pod, and what is.
 //! * [`hosts`]: connections to the hosts, what they have and what they report.
 //! * [`kubelet_api`]: exec, logs and the other calls the API server makes.
 
 pub mod backoff;
 pub mod config;
+pub mod election;
 mod errors;
 pub mod events;
 pub mod hosts;

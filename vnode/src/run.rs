@@ -1,6 +1,8 @@
 //! Puts the parts of the node together, runs them, and ends them in order.
 
 use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +11,13 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use prometheus_client::registry::Registry;
 use sandman_protocol::transport::FleetTls;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::election::{Election, Leader, Lost};
 use crate::events;
 use crate::hosts::{Hosts, Observer};
 use crate::kubelet_api;
@@ -26,6 +29,8 @@ use crate::pods::PodController;
 
 /// The term that hosts are told by a node that has no rival.
 const ONLY_LEADER: u64 = 1;
+/// Connections to the kubelet API that wait to be taken.
+const BACKLOG: u32 = 1024;
 /// How long the Node waits for hosts to connect before it is registered or
 /// written, so that a restart does not empty it for a moment.
 const HOSTS_SETTLE: Duration = Duration::from_secs(10);
@@ -35,11 +40,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs the node until SIGTERM or SIGINT.
+/// Runs the node until SIGTERM or SIGINT, as soon as this process leads.
 ///
 /// # Errors
-/// When something that it cannot run without is missing at the start, or a part
-/// of it ends by itself.
+/// When something that it cannot run without is missing at the start, a part of
+/// it ends by itself, or another replica leads.
 pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     let config = Arc::new(config);
     let client = client(&config).await?;
@@ -51,14 +56,42 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     let metrics = Metrics::register(&mut registry);
     let api_metrics = kubelet_api::ApiMetrics::register(&mut registry);
     let registry = Arc::new(registry);
+    let socket = api_socket(config.kubelet_api.listen)
+        .with_context(|| format!("kubelet_api.listen: {}", config.kubelet_api.listen))?;
+
+    let stop = CancellationToken::new();
+    let tasks = TaskTracker::new();
+    let until_stop = |part: futures::future::BoxFuture<'static, ()>| {
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            let _ = stop.run_until_cancelled(part).await;
+        });
+    };
+    let scrape = scrape(&config, Arc::clone(&registry), &stop);
+    tokio::pin!(scrape);
+    let mut terminated = pin!(terminated());
+    // A replica that stands by has its certificate already when it is to lead.
+    let (serving, csr) =
+        CsrController::for_config(&config, client.clone()).context("kubelet_api.cert_file")?;
+    if let Some(csr) = csr {
+        until_stop(Box::pin(csr.run()));
+    }
+    let leader = match &config.election {
+        None => None,
+        Some(section) => {
+            let election = Election::new(section).await?;
+            tokio::select! {
+                leader = election.win() => Some(Arc::new(leader)),
+                error = &mut scrape => return Err(error),
+                signal = &mut terminated => return signal,
+            }
+        }
+    };
+    let term = leader.as_ref().map_or(ONLY_LEADER, |leader| leader.term());
+    let mut reign = tokio::spawn(reign(leader.clone()));
 
     let (events, poster) = events::channel(client.clone(), &config.node_name, &metrics);
-    let hosts = Arc::new(Hosts::new(
-        &config.hosts,
-        tls.as_ref(),
-        ONLY_LEADER,
-        &metrics,
-    ));
+    let hosts = Arc::new(Hosts::new(&config.hosts, tls.as_ref(), term, &metrics));
     let pods = PodController::new(
         Arc::clone(&config),
         client.clone(),
@@ -78,21 +111,6 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
         node.subscribe(),
         metrics.clone(),
     );
-    let (serving, csr) =
-        CsrController::for_config(&config, client.clone()).context("kubelet_api.cert_file")?;
-    let listener = TcpListener::bind(config.kubelet_api.listen)
-        .await
-        .with_context(|| format!("kubelet_api.listen: {}", config.kubelet_api.listen))?;
-
-    let stop = CancellationToken::new();
-    let stop_api = CancellationToken::new();
-    let tasks = TaskTracker::new();
-    let until_stop = |part: futures::future::BoxFuture<'static, ()>| {
-        let stop = stop.clone();
-        tasks.spawn(async move {
-            let _ = stop.run_until_cancelled(part).await;
-        });
-    };
     let observer: Arc<dyn Observer> = Arc::clone(&pods) as _;
     hosts.start(&observer, config.host_lost_after, &tasks, &stop);
     pods.start(&tasks, &stop);
@@ -103,9 +121,6 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     }));
     until_stop(Box::pin(lease.run()));
     until_stop(Box::pin(poster.run()));
-    if let Some(csr) = csr {
-        until_stop(Box::pin(csr.run()));
-    }
 
     let checked = Arc::clone(&pods);
     let api_node = kubelet_api::Node {
@@ -114,23 +129,25 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
         reviews: Arc::new(kubelet_api::ClusterReviews::new(client)),
         listed: pods.listed(),
         syncloop: Arc::new(move || checked.check_progress()),
-        registry: Arc::clone(&registry),
+        registry,
         metrics: api_metrics,
     };
     let mut api_config = kubelet_api::Config::new(&config.node_name, &config.kubelet_api.client_ca);
     api_config.configz = configz(&config);
+    let listener = socket.listen(BACKLOG).context("kubelet_api.listen")?;
+    let stop_api = CancellationToken::new();
     let api = kubelet_api::serve(api_config, api_node, listener, serving, stop_api.clone());
     tokio::pin!(api);
-    let scrape = scrape(&config, registry, &stop);
-    tokio::pin!(scrape);
 
-    let ended = tokio::select! {
-        result = &mut api => Err(match result {
+    let (ended, leads) = tokio::select! {
+        result = &mut api => (Err(match result {
             Ok(()) => anyhow::anyhow!("the kubelet API server ended by itself"),
             Err(error) => anyhow::Error::new(error).context("kubelet_api"),
-        }),
-        error = &mut scrape => Err(error),
-        signal = terminated() => signal,
+        }), true),
+        error = &mut scrape => (Err(error), true),
+        signal = &mut terminated => (signal, true),
+        // Whoever leads now must not be written over: this process just goes.
+        lost = &mut reign => (Err(lost_leadership(lost)), false),
     };
     if ended.is_ok() {
         tracing::info!("stopping");
@@ -142,6 +159,9 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     }
     stop.cancel();
     tasks.close();
+    if !leads {
+        return ended;
+    }
     limited(
         STOP_LIMIT,
         "the controllers did not end in time",
@@ -150,7 +170,40 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     .await;
     let flush = async { tokio::join!(pods.flush(), node.flush()) };
     limited(FLUSH_LIMIT, "not every status was written", flush).await;
+    reign.abort();
+    if let Some(leader) = leader {
+        // Nothing renews behind its back any more.
+        let _ = reign.await;
+        leader.release().await;
+    }
     ended
+}
+
+/// Ends when this process does not lead any more.
+async fn reign(leader: Option<Arc<Leader>>) -> Lost {
+    match leader {
+        Some(leader) => leader.lead().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn lost_leadership(lost: Result<Lost, tokio::task::JoinError>) -> anyhow::Error {
+    match lost {
+        Ok(lost) => anyhow::Error::new(lost).context("does not lead any more"),
+        Err(error) => anyhow::Error::new(error).context("the election ended"),
+    }
+}
+
+/// Claims the port of the kubelet API, so that a mistake is found at the start.
+/// Connections are refused until this process leads.
+fn api_socket(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
 }
 
 async fn client(config: &Config) -> anyhow::Result<Client> {

@@ -33,6 +33,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The kubelet API.
     pub kubelet_api: KubeletApi,
+    /// How replicas choose their leader; without it this process has no rival.
+    pub election: Option<Election>,
     /// What the Node object says besides what hosts report.
     pub node: Node,
     /// Hosts that pods may be placed on.
@@ -65,6 +67,22 @@ pub struct KubeletApi {
     pub serving: Serving,
     /// Whether WebSockets are served, and so declared in the Node's status.
     pub websockets: bool,
+}
+
+/// Section `[election]`: how replicas of one node choose their leader.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Election {
+    /// Who may write the Lease; without it the service account of this pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the Lease.
+    #[serde(default = "default_election_namespace")]
+    pub namespace: String,
+    /// Name of the Lease, which is there already; one a virtual node.
+    #[serde(default = "default_election_lease")]
+    pub lease: String,
+    /// Name of this replica, unlike the others'; without it the host name.
+    pub identity: Option<String>,
 }
 
 /// Where the serving certificate comes from.
@@ -141,6 +159,7 @@ struct File {
     fleet_tls: Option<PathBuf>,
     state_dir: PathBuf,
     kubelet_api: KubeletApiFile,
+    election: Option<Election>,
     #[serde(default)]
     node: NodeFile,
     #[serde(default)]
@@ -210,6 +229,14 @@ fn yes() -> bool {
 
 fn default_host_lost_after() -> u64 {
     40
+}
+
+fn default_election_namespace() -> String {
+    "sandman-system".to_owned()
+}
+
+fn default_election_lease() -> String {
+    "sandman-vnode".to_owned()
 }
 
 fn default_cluster_domain() -> String {
@@ -285,7 +312,15 @@ impl Config {
         file.allow
             .check()
             .map_err(|problem| invalid("allow", problem))?;
+        if let Some(election) = &file.election {
+            check_name("election.namespace", &election.namespace)?;
+            check_name("election.lease", &election.lease)?;
+            if election.identity.as_deref() == Some("") {
+                return Err(invalid("election.identity", "may not be empty"));
+            }
+        }
         Ok(Self {
+            election: file.election,
             kubelet_api: file.kubelet_api.check()?,
             hosts: check_hosts(file.hosts)?,
             node: Node {

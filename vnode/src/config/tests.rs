@@ -47,6 +47,25 @@ fn accepts_a_full_file_and_fills_defaults() {
 }
 
 #[test]
+fn an_election_has_defaults_and_must_be_asked_for() {
+    assert_eq!(load(GOOD).unwrap().election, None);
+    let election = load(&format!("{GOOD}\n[election]\n")).unwrap().election;
+    let election = election.unwrap();
+    assert_eq!(election.namespace, "sandman-system");
+    assert_eq!(election.lease, "sandman-vnode");
+    assert_eq!((election.kubeconfig, election.identity), (None, None));
+    for (line, key) in [
+        ("lease = \"A b\"", "election.lease"),
+        ("namespace = \"\"", "election.namespace"),
+        ("identity = \"\"", "election.identity"),
+        ("leese = \"a\"", "leese"),
+    ] {
+        let error = load(&format!("{GOOD}\n[election]\n{line}\n")).unwrap_err();
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
 fn every_refusal_names_its_key() {
     for (from, to, key) in [
         (
