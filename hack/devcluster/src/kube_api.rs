@@ -1,5 +1,5 @@
-//! What the dev cluster itself does at the API server: applies the manifests, issues the approver's
-//! token, and waits for the node.
+//! What the dev cluster itself does at the API server: applies the manifests, issues tokens, and
+//! waits for the node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 /// Who owns the fields that we apply.
 const FIELD_MANAGER: &str = "sandman-devcluster";
-/// Life of the approver's token; a restart of the cluster renews it.
+/// Life of a ServiceAccount's token; a restart of the cluster renews it.
 const TOKEN_SECONDS: i64 = 30 * 24 * 3600;
 
 /// A client with the credentials of a kubeconfig file.

@@ -25,8 +25,8 @@ use crate::supervise::{Outcome, Supervisor};
 const NODE_READY_WITHIN: Duration = Duration::from_secs(120);
 /// The controller manager makes the first ServiceAccounts well within this.
 const ACCOUNT_WITHIN: Duration = Duration::from_secs(60);
-/// ServiceAccount of the serving-certificate approver, made by the manifests.
-const APPROVER: (&str, &str) = ("sandman-system", "sandman-csr-approver");
+/// Namespace of the ServiceAccounts that the manifests make.
+const SYSTEM: &str = "sandman-system";
 
 /// What `up` was asked for.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ impl Up<'_> {
         if self.plan.settings.hosts == 0 {
             return Ok(changed);
         }
-        self.issue_approver_token().await?;
+        self.issue_tokens().await?;
         changed += self.start(&after_api).await?;
         self.wait_node().await?;
         self.check_pressures().await?;
@@ -211,16 +211,31 @@ impl Up<'_> {
         Ok(changed)
     }
 
-    /// The approver works with the rights of its ServiceAccount and no others. A token that it has
-    /// is kept: a new one would restart it.
-    async fn issue_approver_token(&self) -> anyhow::Result<()> {
-        let (namespace, name) = APPROVER;
-        let path = self.plan.approver_kubeconfig();
-        if path.exists() && self.supervisor.running(components::APPROVER).is_some() {
-            return Ok(());
+    /// The approver and the virtual node's election work with the rights of their ServiceAccounts
+    /// and no others. A token in use is kept: a new one would restart its user.
+    async fn issue_tokens(&self) -> anyhow::Result<()> {
+        let users = [
+            (
+                components::APPROVER,
+                "sandman-csr-approver",
+                self.plan.approver_kubeconfig(),
+            ),
+            (
+                components::VNODE,
+                "sandman-vnode",
+                self.plan.election_kubeconfig(),
+            ),
+        ];
+        for (component, account, path) in users {
+            if path.exists() && self.supervisor.running(component).is_some() {
+                continue;
+            }
+            let client = &self.context.client;
+            let token = kube_api::service_account_token(client, SYSTEM, account).await?;
+            let kubeconfig = self.plan.token_kubeconfig(account, &token);
+            crate::supervise::write_private(&path, &kubeconfig)?;
         }
-        let token = kube_api::service_account_token(&self.context.client, namespace, name).await?;
-        crate::supervise::write_private(&path, &self.plan.token_kubeconfig(name, &token))
+        Ok(())
     }
 
     /// Ready, or the log of whoever died on the way.
@@ -236,7 +251,7 @@ impl Up<'_> {
         self.progress.say(format_args!("waiting for node {NODE}"));
         let ready = kube_api::wait_node_ready(&self.context.client, NODE, NODE_READY_WITHIN);
         tokio::select! {
-            done = ready => done.map_err(|error| self.supervisor.failed("vnode", &error.to_string())),
+            done = ready => done.map_err(|error| self.supervisor.failed(components::VNODE, &error.to_string())),
             name = self.first_death() => Err(self.supervisor.failed(&name, "ended")),
         }
     }

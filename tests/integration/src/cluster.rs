@@ -31,6 +31,8 @@ pub struct Cluster {
 pub enum Component {
     /// The virtual node.
     Vnode,
+    /// A second replica of it; only there once started.
+    StandbyVnode,
     /// The host service of one host.
     RuntimeShim(u32),
     /// containerd of one host.
@@ -45,6 +47,7 @@ impl Component {
     pub fn name(self) -> String {
         match self {
             Self::Vnode => "vnode".to_owned(),
+            Self::StandbyVnode => "vnode-standby".to_owned(),
             Self::RuntimeShim(host) => format!("runtime-shim-{host}"),
             Self::Containerd(host) => format!("containerd-{host}"),
             Self::Registry => "registry".to_owned(),
@@ -134,6 +137,15 @@ impl Cluster {
     /// As [`Self::dev`].
     pub async fn kill(&self, component: Component) -> Result<()> {
         self.dev(&["kill", &component.name()]).await.map(drop)
+    }
+
+    /// Sends a component another signal, such as `STOP` or `CONT`.
+    ///
+    /// # Errors
+    /// As [`Self::dev`].
+    pub async fn signal(&self, component: Component, signal: &str) -> Result<()> {
+        let arguments = ["kill", "--signal", signal, &component.name()];
+        self.dev(&arguments).await.map(drop)
     }
 
     /// Starts a component that was killed; returns when its process runs.

@@ -22,7 +22,7 @@ pub(crate) use self::{
     kubelet::PEER,
     probe::{Probe, ProbeContext},
     registry::{PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER},
-    vnode::{APPROVER, FLEET, KUBELET_API_PORT, NODE, NODES},
+    vnode::{APPROVER, FLEET, KUBELET_API_PORT, NODE, NODES, VNODE},
 };
 use crate::layout::Layout;
 use crate::net::{Member, NetNs, endpoint, forward::Forward};
@@ -198,6 +198,7 @@ impl Plan<'_> {
         all.extend(self.kubelet_peer());
         if self.settings.hosts > 0 {
             all.push(self.null_vnode()?);
+            all.push(self.standby()?);
         }
         let names: Vec<_> = all.iter().map(|component| component.name.clone()).collect();
         all.into_iter()

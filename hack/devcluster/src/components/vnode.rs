@@ -1,6 +1,6 @@
 //! The virtual node, and the approver of its serving certificate.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sandman_certs::User;
 
@@ -17,6 +17,10 @@ pub(crate) const NODE: &str = "sandman";
 const NULL_NODE: &str = "sandman-null";
 /// Addresses that its pods are said to have; nothing answers there.
 const NULL_POD_CIDR: &str = "10.80.0.0/16";
+/// Name of the component that is the virtual node.
+pub(crate) const VNODE: &str = "vnode";
+/// A second replica of it, which stands by; started by name.
+pub(crate) const STANDBY: &str = "vnode-standby";
 /// Name of the component that approves serving certificates.
 pub(crate) const APPROVER: &str = "approver";
 /// Nodes that have an identity: the virtual ones and a real kubelet.
@@ -29,7 +33,22 @@ const METRICS_PORT: u16 = 9441;
 
 impl Plan<'_> {
     pub(super) fn vnode(&self) -> anyhow::Result<Component> {
-        let mut content = self.vnode_config(NODE, Member::Vnode);
+        self.replica(VNODE, Member::Vnode)
+    }
+
+    /// A second replica, at the place of the node without hosts' work: only one of the two runs.
+    /// Not part of `up`; started by name.
+    pub(super) fn standby(&self) -> anyhow::Result<Component> {
+        self.replica(STANDBY, Member::SecondVnode)
+    }
+
+    fn replica(&self, name: &str, member: Member) -> anyhow::Result<Component> {
+        let mut content = self.vnode_config(NODE, member);
+        content.push_str(&format!(
+            "\n[election]\nkubeconfig = {}\nidentity = {}\n",
+            toml_path(&self.election_kubeconfig()),
+            toml_string(name),
+        ));
         for host in Member::hosts(self.settings.hosts) {
             content.push_str(&format!(
                 "\n[[hosts]]\nname = {}\naddress = \"{}\"\npod_cidr = \"{}\"\n",
@@ -38,7 +57,7 @@ impl Plan<'_> {
                 host.pod_cidr().unwrap_or_default(),
             ));
         }
-        self.vnode_component("vnode", NODE, Member::Vnode, content, &[])
+        self.vnode_component(name, NODE, member, content, &[])
     }
 
     /// The same program with a host that does no work, on which pods run at once: the rate that
@@ -121,9 +140,9 @@ websockets = {websockets}
     pub(super) fn approver(&self) -> anyhow::Result<Component> {
         let program = self.settings.artifacts.binary("sandman-certs")?;
         let nodes = [
-            (NODE, Member::Vnode),
-            (NULL_NODE, Member::SecondVnode),
-            (PEER_NODE, Member::Kubelet),
+            (NODE, vec![Member::Vnode, Member::SecondVnode]),
+            (NULL_NODE, vec![Member::SecondVnode]),
+            (PEER_NODE, vec![Member::Kubelet]),
         ];
         Ok(approver(program, &self.approver_kubeconfig(), &nodes))
     }
@@ -146,21 +165,26 @@ websockets = {websockets}
     }
 
     /// Kubeconfig of the approver's ServiceAccount; written once the API server can issue a token.
-    pub(crate) fn approver_kubeconfig(&self) -> std::path::PathBuf {
+    pub(crate) fn approver_kubeconfig(&self) -> PathBuf {
         self.config("approver.kubeconfig")
+    }
+
+    /// Kubeconfig of the replicas' ServiceAccount, likewise.
+    pub(crate) fn election_kubeconfig(&self) -> PathBuf {
+        self.config("vnode-election.kubeconfig")
     }
 }
 
-fn approver(program: &Path, kubeconfig: &Path, nodes: &[(&str, Member)]) -> Component {
+fn approver(program: &Path, kubeconfig: &Path, nodes: &[(&str, Vec<Member>)]) -> Component {
     let mut argv = vec![
         program.display().to_string(),
         "approve".to_owned(),
         path_flag("kubeconfig", kubeconfig),
     ];
-    for (node, member) in nodes {
-        if let Some(address) = member.address() {
-            argv.push(format!("--node={node}={address}"));
-        }
+    for (node, members) in nodes {
+        let addresses = members.iter().filter_map(|member| member.address());
+        let addresses: Vec<_> = addresses.map(|address| address.to_string()).collect();
+        argv.push(format!("--node={node}={}", addresses.join(",")));
     }
     let mut component = Component::new(APPROVER, Some(Member::Control), argv);
     component.inputs.push(kubeconfig.to_owned());

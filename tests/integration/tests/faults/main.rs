@@ -7,4 +7,5 @@ mod host;
 mod identity;
 mod registry;
 mod runtime_shim;
+mod takeover;
 mod vnode;
