@@ -173,6 +173,7 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
             .map(|address| address.port())
             .collect(),
         access: config.allow.clone(),
+        room: tokio::sync::Notify::new(),
     })
 }
 

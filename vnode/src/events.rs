@@ -95,13 +95,13 @@ pub fn channel(client: Client, node_name: &str, metrics: &Metrics) -> (Events, P
 impl Events {
     /// Something that needs attention.
     pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
-        self.note(
-            reference(pod, None),
-            true,
-            reason,
-            message,
-            Timestamp::now(),
-        );
+        self.pod(pod, true, reason, message);
+    }
+
+    /// Something about a pod as a whole.
+    pub fn pod(&self, pod: &Pod, warning: bool, reason: &str, message: &str) {
+        let about = reference(pod, None);
+        self.note(about, warning, reason, message, Timestamp::now());
     }
 
     /// An event that a host saw.

@@ -123,6 +123,7 @@ mod tests {
             replaced: false,
             health: crate::sandbox::facts::Health::default(),
             doom: None,
+            size: None,
             user: None,
             phase,
         });

@@ -10,10 +10,11 @@ use containerd_client::services::v1::version_client::VersionClient;
 use containerd_client::services::v1::{
     CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest,
     DeleteProcessRequest, DeleteTaskRequest, ExecProcessRequest, GetContainerRequest, GetRequest,
-    KillRequest, ListContainersRequest, ResizePtyRequest, StartRequest, WaitRequest,
+    KillRequest, ListContainersRequest, ResizePtyRequest, StartRequest, UpdateTaskRequest,
+    WaitRequest,
 };
 use containerd_client::types::v1::{Process as WireProcess, Status as WireStatus};
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::{LinuxResources, Process, Spec};
 use prost_types::Any;
 use tokio::sync::broadcast;
 use tonic::transport::Channel;
@@ -26,6 +27,7 @@ use super::{
 
 const SPEC_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 const PROCESS_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
+const RESOURCES_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources";
 /// A task list or a spec may be larger than gRPC's default of 4 MiB.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
@@ -145,6 +147,16 @@ impl Runtime for Containerd {
             Err(RuntimeError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    async fn update(&self, id: &str, resources: &LinuxResources) -> Result<(), RuntimeError> {
+        let call = UpdateTaskRequest {
+            container_id: id.to_owned(),
+            resources: Some(any_json(RESOURCES_URL, resources)?),
+            ..Default::default()
+        };
+        self.tasks().update(request(call, SLOW)).await?;
+        Ok(())
     }
 
     async fn pid(&self, id: &str) -> Result<Option<u32>, RuntimeError> {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::{LinuxResources, Process, Spec};
 use tokio::sync::broadcast;
 
 pub use self::containerd::Containerd;
@@ -151,6 +151,9 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// The main process's stage; `None` when there is no task.
     async fn state(&self, id: &str) -> Result<Option<TaskStatus>, RuntimeError>;
+
+    /// Gives a container that runs other limits and weights. Those that are not named stay.
+    async fn update(&self, id: &str, resources: &LinuxResources) -> Result<(), RuntimeError>;
 
     /// Process id of a main process that has not ended.
     async fn pid(&self, id: &str) -> Result<Option<u32>, RuntimeError>;

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::backoff::Backoff;
 use super::identity::{Identity, Kind};
+use super::resize::{Pending, Size};
+use crate::spec::resources::PodLimits;
 
 /// The durable part of a sandbox's state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,6 +30,10 @@ pub struct Facts {
     pub removal: Option<Removal>,
     /// Set when the host itself ended the sandbox.
     pub ended: Option<Ended>,
+    /// What its cgroup is set to.
+    pub bounds: Option<PodLimits>,
+    /// A resize that was asked for and is not given.
+    pub pending: Option<Pending>,
     /// Nothing is left of it but this record.
     pub removed: bool,
     /// By container name, init containers included.
@@ -104,6 +110,9 @@ pub struct Attempt {
     /// Set when it must end although its sandbox goes on.
     #[serde(default)]
     pub doom: Option<Doom>,
+    /// The size that its process has; unknown of one that an older version started.
+    #[serde(default)]
+    pub size: Option<Size>,
     /// Whom its first process runs as.
     #[serde(default)]
     pub user: Option<User>,
@@ -222,6 +231,7 @@ impl Attempt {
             replaced: false,
             health: Health::default(),
             doom: None,
+            size: None,
             user: None,
             phase: Phase::Running { since },
         }
@@ -438,6 +448,7 @@ mod tests {
             replaced: false,
             health: Health::default(),
             doom: None,
+            size: None,
             user: None,
             phase,
         };
@@ -470,6 +481,7 @@ mod tests {
             replaced: false,
             health: Health::default(),
             doom: None,
+            size: None,
             user: None,
             phase: Phase::Ended(ended(143)),
         };

@@ -55,6 +55,10 @@ pub struct Live {
     pub volumes_again: bool,
     /// The spec came with the contents of its volumes, not from our record.
     pub contents_known: bool,
+    /// Giving what runs other sizes.
+    pub resize: Step,
+    /// Other sizes were wished for while a job was at it.
+    pub resize_again: bool,
     /// The removal of what is left.
     pub teardown: Step,
     /// The removal of what an ended sandbox no longer needs.

@@ -18,6 +18,7 @@ use super::facts::{Facts, Removal};
 use super::identity::Identity;
 use super::jobs::Host;
 use super::plan::MIN_GRACE;
+use super::room::request;
 use super::store::Record;
 use super::validate::{Refusal, check, is_uid, same_host_port};
 use super::view::View;
@@ -44,16 +45,41 @@ pub enum WishError {
     Store(#[from] std::io::Error),
 }
 
-struct Entry {
-    shared: Arc<Shared>,
-    spec: v1::SandboxSpec,
-    removing: bool,
+pub(super) struct Entry {
+    pub(super) shared: Arc<Shared>,
+    /// What the virtual node asked for, with the sizes that this host gives.
+    pub(super) spec: v1::SandboxSpec,
+    /// What it asked for, if that has other sizes.
+    pub(super) ungiven: Option<Ungiven>,
+    pub(super) removing: bool,
+}
+
+/// A wish for sizes that were not given.
+pub(super) struct Ungiven {
+    pub(super) wish: v1::SandboxSpec,
+    pub(super) since: Timestamp,
+}
+
+impl Entry {
+    fn new(shared: Arc<Shared>, spec: v1::SandboxSpec, removing: bool) -> Self {
+        Self {
+            shared,
+            spec,
+            ungiven: None,
+            removing,
+        }
+    }
+
+    /// What the virtual node asked for last.
+    pub(super) fn wish(&self) -> &v1::SandboxSpec {
+        self.ungiven.as_ref().map_or(&self.spec, |it| &it.wish)
+    }
 }
 
 /// The sandboxes of this host.
 pub struct Sandboxes {
-    host: Arc<Host>,
-    allocatable: v1::Resources,
+    pub(super) host: Arc<Host>,
+    pub(super) allocatable: v1::Resources,
     entries: Mutex<HashMap<String, Entry>>,
     /// Weight that the cgroup of burstable pods has; 0 before it has one.
     burstable_shares: AtomicU64,
@@ -105,11 +131,8 @@ impl Sandboxes {
         let mut workers = JoinSet::new();
         for (uid, record) in records {
             let shared = new_shared(&record.spec);
-            let entry = Entry {
-                shared: shared.clone(),
-                spec: record.spec.clone(),
-                removing: record.facts.removal.is_some() || record.facts.removed,
-            };
+            let removing = record.facts.removal.is_some() || record.facts.removed;
+            let entry = Entry::new(shared.clone(), record.spec.clone(), removing);
             self.lock().insert(uid.clone(), entry);
             let identities = found.remove(&uid).unwrap_or_default();
             let mut worker =
@@ -128,7 +151,7 @@ impl Sandboxes {
         info!(sandboxes = count, "took over what was here");
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -148,14 +171,12 @@ impl Sandboxes {
         })?;
         let uid = spec.uid.clone();
         let mut entries = self.lock();
-        if let Some(entry) = entries.get_mut(&uid) {
+        if let Some(entry) = entries.get(&uid) {
             if entry.removing {
                 return Err(WishError::Removing(uid));
             }
-            if entry.spec != spec {
-                self.host.store.write_spec(&spec)?;
-                entry.spec = spec.clone();
-                entry.shared.send(|inbox| inbox.spec = Some(spec));
+            if *entry.wish() != spec {
+                self.change(&mut entries, &uid, spec, Timestamp::now())?;
             }
         } else {
             self.check_room(&entries, &spec)?;
@@ -170,14 +191,7 @@ impl Sandboxes {
                 true,
             );
             tokio::spawn(worker.run());
-            entries.insert(
-                uid.clone(),
-                Entry {
-                    shared,
-                    spec,
-                    removing: false,
-                },
-            );
+            entries.insert(uid.clone(), Entry::new(shared, spec, false));
         }
         self.weigh_burstable(&entries);
         drop(entries);
@@ -191,7 +205,7 @@ impl Sandboxes {
 
     /// Burstable pods together weigh what they requested, and so stand up to guaranteed ones
     /// (`setCPUCgroupConfig` of the kubelet).
-    fn weigh_burstable(&self, entries: &HashMap<String, Entry>) {
+    pub(super) fn weigh_burstable(&self, entries: &HashMap<String, Entry>) {
         let burstable = entries
             .values()
             .filter(|entry| entry.spec.schema > 0 && qos(&entry.spec) == Qos::Burstable);
@@ -250,58 +264,6 @@ impl Sandboxes {
         Ok(())
     }
 
-    fn check_room(
-        &self,
-        entries: &HashMap<String, Entry>,
-        spec: &v1::SandboxSpec,
-    ) -> Result<(), WishError> {
-        let holding = entries.values().filter(|entry| {
-            let report = self.host.board.report(&entry.spec.uid);
-            !report.is_some_and(|report| {
-                matches!(
-                    report.lifecycle(),
-                    v1::Lifecycle::Finished | v1::Lifecycle::Removed
-                )
-            })
-        });
-        let mut used = v1::Resources {
-            pods: 0,
-            ..Default::default()
-        };
-        for entry in holding {
-            add(&mut used, &entry.spec);
-        }
-        let free = [
-            (
-                "cpu",
-                self.allocatable.cpu_millis,
-                used.cpu_millis,
-                request(spec).cpu_millis,
-            ),
-            (
-                "memory",
-                self.allocatable.memory_bytes,
-                used.memory_bytes,
-                request(spec).memory_bytes,
-            ),
-            (
-                "ephemeral-storage",
-                self.allocatable.ephemeral_storage_bytes,
-                used.ephemeral_storage_bytes,
-                request(spec).ephemeral_storage_bytes,
-            ),
-            ("pods", self.allocatable.pods, used.pods, 1),
-        ];
-        for (what, total, used, asked) in free {
-            if asked > total.saturating_sub(used) {
-                return Err(WishError::NoRoom(format!(
-                    "insufficient {what}: requested {asked}, used {used}, capacity {total}"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// Starts or hastens the end of a sandbox.
     ///
     /// # Errors
@@ -353,14 +315,7 @@ impl Sandboxes {
             false,
         );
         tokio::spawn(worker.run());
-        entries.insert(
-            uid.to_owned(),
-            Entry {
-                shared,
-                spec,
-                removing: true,
-            },
-        );
+        entries.insert(uid.to_owned(), Entry::new(shared, spec, true));
         Ok(())
     }
 
@@ -446,20 +401,6 @@ impl Sandboxes {
     }
 }
 
-fn request(spec: &v1::SandboxSpec) -> v1::Resources {
-    spec.requests.unwrap_or_default()
-}
-
-fn add(used: &mut v1::Resources, spec: &v1::SandboxSpec) {
-    let wish = request(spec);
-    used.cpu_millis = used.cpu_millis.saturating_add(wish.cpu_millis);
-    used.memory_bytes = used.memory_bytes.saturating_add(wish.memory_bytes);
-    used.ephemeral_storage_bytes = used
-        .ephemeral_storage_bytes
-        .saturating_add(wish.ephemeral_storage_bytes);
-    used.pods += 1;
-}
-
 fn new_shared(spec: &v1::SandboxSpec) -> Arc<Shared> {
     let view = View {
         namespace: spec.namespace.clone(),
@@ -531,7 +472,14 @@ async fn find(host: &Host) -> HashMap<String, Vec<Identity>> {
 /// Passes the runtime's hints on to the workers they concern.
 async fn follow(sandboxes: Arc<Sandboxes>, mut events: broadcast::Receiver<RuntimeEvent>) {
     loop {
-        match events.recv().await {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = sandboxes.host.room.notified() => {
+                sandboxes.retry_ungiven();
+                continue;
+            }
+        };
+        match event {
             Ok(RuntimeEvent::Exited { container_id }) => {
                 // Ids begin with the UID of the pod, as a rule 36 characters long.
                 match container_id

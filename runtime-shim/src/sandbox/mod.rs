@@ -14,6 +14,8 @@ pub mod plan;
 pub mod probe;
 pub mod queue;
 pub mod report;
+pub mod resize;
+mod room;
 pub mod store;
 pub mod validate;
 pub mod view;

@@ -11,6 +11,7 @@ use super::facts::{Attempt, Facts, Phase};
 use super::identity::{Kind, spec_hash};
 use super::live::{Live, LiveContainer, Step};
 use super::probe::{self, Due};
+use super::resize;
 
 /// Processes get at least this long between the request to end and the kill
 /// (kuberuntime `minimumGracePeriodInSeconds`).
@@ -33,6 +34,8 @@ pub enum Action {
     Start(String),
     /// Run one probe of a container.
     Probe(String, probe::Kind),
+    /// Give what runs the sizes that it should have.
+    Resize,
     /// Run the postStart hook of a container.
     PostStart(String),
     /// Ask a container's process to end.
@@ -72,6 +75,8 @@ pub enum Why {
     Changed,
     /// Its facts say why: [`super::facts::Doom`].
     Doomed,
+    /// It should have another size, which needs a new process.
+    Resized,
 }
 
 /// What to do now, and when to look again if nothing happens before.
@@ -205,6 +210,9 @@ impl Planner<'_> {
         }
         if !self.prepared() {
             return;
+        }
+        if resize::change(self.spec, self.facts).is_some() && self.ready(&self.live.resize) {
+            self.act(Action::Resize);
         }
         for member in members(self.spec).filter(|member| member.kind == Kind::Ephemeral) {
             self.keep_running(member);
@@ -361,10 +369,12 @@ impl Planner<'_> {
         let name = &container.name;
         let idle = LiveContainer::default();
         let live = self.live.containers.get(name).unwrap_or(&idle);
-        if attempt.spec_hash != spec_hash(container) {
+        let changed = attempt.spec_hash != spec_hash(container);
+        if changed || resize::must_restart(self.spec, self.facts, container) {
             let asked = live.asked_at.unwrap_or(self.now);
             let deadline = asked.saturating_add(grace(self.spec)).unwrap_or(self.now);
-            self.stop(name, deadline, Why::Changed);
+            let why = if changed { Why::Changed } else { Why::Resized };
+            self.stop(name, deadline, why);
         } else if let Some(doom) = &attempt.doom {
             let grace = doom.grace_seconds.map_or_else(
                 || grace(self.spec),
@@ -572,5 +582,4 @@ impl Planner<'_> {
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;

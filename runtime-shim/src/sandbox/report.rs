@@ -9,6 +9,7 @@ use super::facts::{ContainerFacts, Facts, Phase, Termination};
 use super::identity::Kind;
 use super::live::{Live, LiveContainer};
 use super::plan::{Member, is_finished, members};
+use super::resize::{Pending, is_in_progress};
 use crate::spec::pod_label;
 
 /// A time on the wire.
@@ -74,6 +75,8 @@ pub fn report(
             .map(|e| e.message.clone())
             .unwrap_or_default(),
         waiting_reason: trouble.map(|t| t.reason.clone()).unwrap_or_default(),
+        resize: view.resize(),
+        pod_allocated: spec.pod_resources,
         waiting_message: trouble.map(|t| t.message.clone()).unwrap_or_default(),
     }
 }
@@ -86,6 +89,23 @@ struct View<'a> {
 }
 
 impl View<'_> {
+    fn resize(&self) -> Option<v1::Resize> {
+        let in_progress = is_in_progress(self.spec, self.facts);
+        let pending = self.facts.pending.as_ref();
+        if !in_progress && pending.is_none() {
+            return None;
+        }
+        let error = self.live.resize.waiting().filter(|_| in_progress);
+        Some(v1::Resize {
+            pending: pending.map(Pending::kind).unwrap_or_default().into(),
+            pending_message: pending.map(|p| p.message().to_owned()).unwrap_or_default(),
+            in_progress,
+            error: error
+                .map(|waiting| waiting.message.clone())
+                .unwrap_or_default(),
+        })
+    }
+
     fn container(&self, member: Member<'_>, over: bool) -> v1::ContainerReport {
         let name = &member.spec.name;
         let no_facts = ContainerFacts::default();
@@ -95,6 +115,7 @@ impl View<'_> {
         let mut report = v1::ContainerReport {
             name: name.clone(),
             image: member.spec.image.clone(),
+            allocated: member.spec.resources,
             ..Default::default()
         };
         let Some(attempt) = &facts.current else {
@@ -114,14 +135,18 @@ impl View<'_> {
             gid: user.gid,
             supplemental_groups: user.groups.clone(),
         });
+        report.resources = attempt
+            .size
+            .filter(|_| attempt.is_running() && member.kind != Kind::Ephemeral)
+            .map(|size| size.put_into(member.spec.resources.unwrap_or_default()));
         match &attempt.phase {
-            // An exit that is not collected yet has no reason or message to tell.
             // As the kubelet, which looks again only after the hook.
             Phase::Running { .. }
                 if member.spec.post_start.is_some() && !attempt.health.hooked && !over =>
             {
                 report.state = Some(waiting(self.first_wait(live)));
             }
+            // An exit that is not collected yet has no reason or message to tell.
             Phase::Running { since } | Phase::Exited { since, .. } => {
                 report.started = attempt.is_started(member.spec);
                 // One that makes room for another image serves until that runs, for all that

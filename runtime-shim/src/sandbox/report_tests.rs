@@ -39,6 +39,7 @@ fn attempt(number: u32, phase: Phase) -> Attempt {
         replaced: false,
         health: Health::default(),
         doom: None,
+        size: None,
         user: None,
         phase,
     }

@@ -158,7 +158,7 @@ pub fn build(
         ));
     }
     let image_config = image.config().as_ref();
-    let wishes = container.resources.unwrap_or_default();
+    let wishes = resources::effective(sandbox, container);
 
     let capabilities = if security.privileged {
         host.capabilities.clone()
@@ -214,7 +214,7 @@ pub fn build(
                 .build()?,
         ])
         .build()?;
-    let oom = resources::oom_score_adj(sandbox, wishes.memory_request_bytes, host.memory_bytes);
+    let oom = resources::oom_score_adj(sandbox, container, host.memory_bytes);
     if host.oom_floor.is_none_or(|floor| oom >= floor) {
         process.set_oom_score_adj(Some(oom));
     }

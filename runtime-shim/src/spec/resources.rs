@@ -6,6 +6,7 @@ use oci_spec::runtime::{
     LinuxResources, LinuxResourcesBuilder,
 };
 use sandman_protocol::v1;
+use serde::{Deserialize, Serialize};
 
 use super::SpecError;
 
@@ -75,6 +76,43 @@ pub fn limits(
     Ok(resources.build()?)
 }
 
+/// What a container's cgroup is made from: where it has no limit of its own, the pod's stands
+/// (`GetLimits` of `pkg/kubelet/util`).
+#[must_use]
+pub fn effective(sandbox: &v1::SandboxSpec, container: &v1::Container) -> v1::ContainerResources {
+    let own = container.resources.unwrap_or_default();
+    let pod = sandbox.pod_resources.unwrap_or_default();
+    let or = |own: u64, pod: u64| if own > 0 { own } else { pod };
+    v1::ContainerResources {
+        cpu_limit_millis: or(own.cpu_limit_millis, pod.cpu_limit_millis),
+        memory_limit_bytes: or(own.memory_limit_bytes, pod.memory_limit_bytes),
+        ..own
+    }
+}
+
+/// The same as [`limits`] for a process that runs: what is without a limit now says so, because it
+/// may have had one.
+///
+/// # Errors
+/// None in practice.
+pub fn change(wish: &v1::ContainerResources) -> Result<LinuxResources, SpecError> {
+    let limits = limits(wish, 0, false)?;
+    let mut cpu = limits.cpu().clone().unwrap_or_default();
+    if cpu.quota().is_none() {
+        cpu.set_quota(Some(-1)).set_period(Some(PERIOD));
+    }
+    let memory = match limits.memory() {
+        Some(memory) => *memory,
+        None => LinuxMemoryBuilder::default().limit(-1).build()?,
+    };
+    let mut changed = LinuxResources::default();
+    changed
+        .set_cpu(Some(cpu))
+        .set_memory(Some(memory))
+        .set_devices(None);
+    Ok(changed)
+}
+
 /// How much a pod was promised (`v1qos.ComputePodQOS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Qos {
@@ -102,7 +140,7 @@ impl Qos {
 }
 
 /// What the cgroup of a whole pod is set to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodLimits {
     /// Weight among pods.
     pub cpu_shares: u64,
@@ -110,6 +148,18 @@ pub struct PodLimits {
     pub cpu_quota: Option<i64>,
     /// Bytes; `None` is no limit.
     pub memory: Option<u64>,
+}
+
+impl PodLimits {
+    /// Limits under which both fit.
+    #[must_use]
+    pub fn join(self, other: Self) -> Self {
+        Self {
+            cpu_shares: self.cpu_shares.max(other.cpu_shares),
+            cpu_quota: self.cpu_quota.zip(other.cpu_quota).map(|(a, b)| a.max(b)),
+            memory: self.memory.zip(other.memory).map(|(a, b)| a.max(b)),
+        }
+    }
 }
 
 /// The limits of a pod's cgroup (`ResourceConfigForPod` of `pkg/kubelet/cm/helpers_linux.go`).
@@ -125,26 +175,34 @@ pub fn pod_limits(sandbox: &v1::SandboxSpec) -> Option<PodLimits> {
         if own > 0 {
             return Some(own);
         }
-        let mut running = 0_u64;
-        let mut peak = 0_u64;
-        for container in &sandbox.init_containers {
-            let value = Some(of(&container.resources.unwrap_or_default())).filter(|v| *v > 0)?;
-            peak = peak.max(running.saturating_add(value));
-            if container.sidecar {
-                running = running.saturating_add(value);
-            }
-        }
-        for container in &sandbox.containers {
-            let value = Some(of(&container.resources.unwrap_or_default())).filter(|v| *v > 0)?;
-            running = running.saturating_add(value);
-        }
-        Some(peak.max(running))
+        let all = sandbox.init_containers.iter().chain(&sandbox.containers);
+        let mut all = all.map(|container| of(&container.resources.unwrap_or_default()));
+        all.all(|value| value > 0).then(|| aggregate(sandbox, of))
     };
     Some(PodLimits {
         cpu_shares: cpu_shares(sandbox.requests.unwrap_or_default().cpu_millis),
         cpu_quota: sum(|r| r.cpu_limit_millis, own.cpu_limit_millis).and_then(cpu_quota),
         memory: sum(|r| r.memory_limit_bytes, own.memory_limit_bytes),
     })
+}
+
+/// What all containers need at once: regular ones and sidecars together, each init container beside
+/// the sidecars before it (`k8s.io/component-helpers/resource`).
+fn aggregate(sandbox: &v1::SandboxSpec, of: fn(&v1::ContainerResources) -> u64) -> u64 {
+    let value = |container: &v1::Container| of(&container.resources.unwrap_or_default());
+    let mut running = 0_u64;
+    let mut peak = 0_u64;
+    for container in &sandbox.init_containers {
+        let value = value(container);
+        peak = peak.max(running.saturating_add(value));
+        if container.sidecar {
+            running = running.saturating_add(value);
+        }
+    }
+    for container in &sandbox.containers {
+        running = running.saturating_add(value(container));
+    }
+    peak.max(running)
 }
 
 /// The class of a sandbox.
@@ -191,18 +249,41 @@ pub fn qos(sandbox: &v1::SandboxSpec) -> Qos {
     }
 }
 
-/// How readily the kernel kills the container when memory is short, −1000 to 1000.
+/// How readily the kernel kills a container when memory is short, −1000 to 1000
+/// (`GetContainerOOMScoreAdjust` of `pkg/kubelet/qos/policy.go`).
 #[must_use]
-pub fn oom_score_adj(sandbox: &v1::SandboxSpec, request_bytes: u64, host_bytes: u64) -> i32 {
+pub fn oom_score_adj(sandbox: &v1::SandboxSpec, container: &v1::Container, host_bytes: u64) -> i32 {
     match qos(sandbox) {
         Qos::Guaranteed => OOM_GUARANTEED,
         Qos::BestEffort => OOM_BEST_EFFORT,
         Qos::Burstable => {
-            let used = u128::from(request_bytes) * 1000 / u128::from(host_bytes.max(1));
+            let mut bytes = memory_request(container);
+            if container.sidecar {
+                // It is not killed before those that it serves.
+                let served = sandbox.containers.iter().map(memory_request).min();
+                bytes = bytes.max(served.unwrap_or(0));
+            }
+            let bytes = bytes.saturating_add(share_of_the_rest(sandbox));
+            let used = u128::from(bytes) * 1000 / u128::from(host_bytes.max(1));
             let score = 1000 - i32::try_from(used).unwrap_or(1000).min(1000);
             score.clamp(OOM_BEST_EFFORT + OOM_GUARANTEED, OOM_BEST_EFFORT - 1)
         }
     }
+}
+
+fn memory_request(container: &v1::Container) -> u64 {
+    container
+        .resources
+        .map_or(0, |resources| resources.memory_request_bytes)
+}
+
+/// What the pod asks for beyond its containers, in equal parts for each of them.
+fn share_of_the_rest(sandbox: &v1::SandboxSpec) -> u64 {
+    let pod = sandbox.pod_resources.unwrap_or_default();
+    let asked = aggregate(sandbox, |resources| resources.memory_request_bytes);
+    let count = sandbox.init_containers.len() + sandbox.containers.len();
+    let count = u64::try_from(count.max(1)).unwrap_or(u64::MAX);
+    pod.memory_request_bytes.saturating_sub(asked) / count
 }
 
 #[cfg(test)]
@@ -251,11 +332,26 @@ mod tests {
             memory_limit_bytes: 1,
             ..none
         };
-        assert_eq!(oom_score_adj(&sandbox(&[none]), 0, 100), 1000);
-        assert_eq!(oom_score_adj(&sandbox(&[full]), 1, 100), -997);
-        assert_eq!(oom_score_adj(&sandbox(&[full, none]), 10, 100), 900);
-        assert_eq!(oom_score_adj(&sandbox(&[full, none]), 0, 100), 999);
-        assert_eq!(oom_score_adj(&sandbox(&[full, none]), 100, 100), 3);
+        let with = |request: u64| v1::ContainerResources {
+            memory_request_bytes: request,
+            ..full
+        };
+        let score = |sandbox: &v1::SandboxSpec| oom_score_adj(sandbox, &sandbox.containers[0], 100);
+        assert_eq!(score(&sandbox(&[none])), 1000);
+        assert_eq!(score(&sandbox(&[full])), -997);
+        assert_eq!(score(&sandbox(&[with(10), none])), 900);
+        assert_eq!(score(&sandbox(&[with(0), none])), 999);
+        assert_eq!(score(&sandbox(&[with(100), none])), 3);
+        // Half of what the pod asks for beyond its containers.
+        let mut spec = sandbox(&[with(10), none]);
+        spec.pod_resources = Some(with(30));
+        assert_eq!(score(&spec), 800);
+        // A sidecar has at least what the smallest of the others has.
+        let mut sidecar = sandbox(&[none]).containers.remove(0);
+        sidecar.sidecar = true;
+        let mut spec = sandbox(&[with(10), with(20)]);
+        spec.init_containers = vec![sidecar.clone()];
+        assert_eq!(oom_score_adj(&spec, &sidecar, 100), 900);
     }
 
     #[test]
@@ -308,6 +404,44 @@ mod tests {
             ..none
         });
         assert_eq!(qos(&spec), Qos::Burstable);
+    }
+
+    #[test]
+    fn a_container_without_a_limit_has_the_pods() {
+        let bounded = v1::ContainerResources {
+            cpu_limit_millis: 200,
+            ..Default::default()
+        };
+        let mut spec = sandbox(&[bounded]);
+        spec.pod_resources = Some(v1::ContainerResources {
+            cpu_limit_millis: 900,
+            memory_limit_bytes: 10,
+            ..Default::default()
+        });
+        let effective = effective(&spec, &spec.containers[0]);
+        assert_eq!(
+            (effective.cpu_limit_millis, effective.memory_limit_bytes),
+            (200, 10)
+        );
+    }
+
+    #[test]
+    fn a_change_takes_limits_away_too() {
+        let change = change(&v1::ContainerResources::default()).unwrap();
+        assert_eq!(change.cpu().as_ref().unwrap().quota(), Some(-1));
+        assert_eq!(change.memory().as_ref().unwrap().limit(), Some(-1));
+        assert!(change.devices().is_none() && change.pids().is_none());
+    }
+
+    #[test]
+    fn what_is_joined_is_as_wide_as_both() {
+        let limits = |shares, quota, memory| PodLimits {
+            cpu_shares: shares,
+            cpu_quota: quota,
+            memory,
+        };
+        let joined = limits(2, Some(5), None).join(limits(7, Some(3), Some(1)));
+        assert_eq!(joined, limits(7, Some(5), None));
     }
 
     #[test]

@@ -229,3 +229,78 @@ fn an_ephemeral_container_joins_the_processes_of_its_target() {
         assert_eq!(host.leftovers(), Vec::<String>::new());
     });
 }
+
+/// What the kernel lets a container use: its quota of processor time per period.
+fn quotas(host: &crate::support::TestHost, container_id: &str) -> Vec<String> {
+    let id = container_id.trim_start_matches("containerd://");
+    let files = host
+        .cgroups()
+        .into_iter()
+        .flat_map(|pod| ["cpu.cfs_quota_us", "cpu.max"].map(|name| pod.join(id).join(name)));
+    let read = files.filter_map(|file| std::fs::read_to_string(file).ok());
+    read.filter_map(|text| Some(text.split_whitespace().next()?.to_owned()))
+        .collect()
+}
+
+#[test]
+#[ignore = "needs root, containerd, runc and the built agent"]
+fn a_container_that_runs_gets_another_size() {
+    on_a_host(|host| async move {
+        let node = host.node().await;
+        let mut spec = node.pod("size", "exec sleep 1000");
+        let size = |millis: u64, memory: u64| {
+            Some(v1::ContainerResources {
+                cpu_limit_millis: millis,
+                memory_limit_bytes: memory,
+                ..Default::default()
+            })
+        };
+        spec.containers[0].resources = size(500, 64 << 20);
+        spec.containers[0].restart_on_memory_resize = true;
+        node.apply(&spec).await;
+        let report = node.wait_running(&spec.uid).await;
+        assert_eq!(quotas(&host, &main_of(&report).container_id), ["50000"]);
+
+        spec.generation = 2;
+        spec.containers[0].resources = size(1000, 64 << 20);
+        node.apply(&spec).await;
+        let done = |report: &v1::SandboxReport| {
+            report.resize.is_none() && main_of(report).resources == main_of(report).allocated
+        };
+        let report = node
+            .wait_report(&spec.uid, "resized", |report| {
+                done(report) && main_of(report).resources == size(1000, 64 << 20)
+            })
+            .await;
+        assert_eq!(quotas(&host, &main_of(&report).container_id), ["100000"]);
+        assert_eq!(main_of(&report).restart_count, 0);
+        node.wait_event(&spec.uid, "ResizeCompleted").await;
+
+        spec.generation = 3;
+        spec.containers[0].resources = size(1000, 128 << 20);
+        node.apply(&spec).await;
+        node.wait_report(&spec.uid, "restarted with its new size", |report| {
+            done(report)
+                && main_of(report).restart_count == 1
+                && main_of(report).resources == size(1000, 128 << 20)
+        })
+        .await;
+
+        spec.generation = 4;
+        spec.containers[0].resources = size(1 << 40, 128 << 20);
+        spec.requests = Some(v1::Resources {
+            cpu_millis: 1 << 40,
+            ..Default::default()
+        });
+        node.apply(&spec).await;
+        let report = node
+            .wait_report(&spec.uid, "refused", |report| report.resize.is_some())
+            .await;
+        let resize = report.resize.as_ref().unwrap();
+        assert_eq!(resize.pending(), v1::resize::Pending::Infeasible);
+        assert_eq!(main_of(&report).allocated, size(1000, 128 << 20));
+        assert_eq!(report.observed_generation, 4);
+        node.wait_event(&spec.uid, "ResizeInfeasible").await;
+        node.remove_and_wait(&spec.uid).await;
+    });
+}

@@ -152,11 +152,13 @@ pub fn same(a: &NodeStatus, b: &NodeStatus) -> bool {
 fn declared_features(config: &Config) -> Vec<String> {
     // Sorted; each is listed once it is implemented, because pods that need it
     // are scheduled here from then on.
-    if config.kubelet_api.websockets {
-        vec!["ExtendWebSocketsToKubelet".to_owned()]
-    } else {
-        Vec::new()
-    }
+    let features = [
+        ("ExtendWebSocketsToKubelet", config.kubelet_api.websockets),
+        ("InPlacePodLevelResourcesVerticalScaling", true),
+        ("InPlacePodVerticalScalingInitContainers", true),
+    ];
+    let declared = features.into_iter().filter(|(_, declared)| *declared);
+    declared.map(|(name, _)| name.to_owned()).collect()
 }
 
 fn resources<'a>(all: impl Iterator<Item = &'a v1::Resources>) -> BTreeMap<String, Quantity> {

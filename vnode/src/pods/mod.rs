@@ -11,6 +11,7 @@ mod handlers;
 mod ledger;
 mod orphans;
 pub mod placement;
+mod resize;
 pub mod resolve;
 pub mod resources;
 pub mod spec;

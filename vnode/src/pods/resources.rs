@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use sandman_protocol::v1::Resources;
 
@@ -19,19 +19,70 @@ const ASSUMED_MEMORY_BYTES: u64 = 200 << 20;
 
 /// What the pod requests, with one pod slot.
 pub fn requests(pod: &Pod) -> Resources {
+    sum(pod, container_requests, from_list)
+}
+
+/// What the pod takes on its host. While it is being resized that is the most of what it asks for,
+/// what is set aside for it and what it has, but not what it will never get (`PodRequests` with
+/// `UseStatusResources`).
+pub fn taken(pod: &Pod) -> Resources {
+    let Some(status) = &pod.status else {
+        return requests(pod);
+    };
+    let infeasible = status.conditions.iter().flatten().any(|condition| {
+        condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
+    });
+    let most = |asked: Resources, allocated: Option<&List>, has: Option<&ResourceRequirements>| {
+        let has = has.and_then(|has| has.requests.as_ref());
+        let known = [allocated, has].into_iter().flatten().map(from_list);
+        let known = known.reduce(|a, b| zip(a, b, u64::max));
+        match known {
+            Some(known) if infeasible => known,
+            Some(known) => zip(asked, known, u64::max),
+            None => asked,
+        }
+    };
+    let statuses = status.init_container_statuses.iter().flatten();
+    let statuses = statuses.chain(status.container_statuses.iter().flatten());
+    let by_name: BTreeMap<&str, &ContainerStatus> = statuses
+        .map(|status| (status.name.as_str(), status))
+        .collect();
+    sum(
+        pod,
+        |container| {
+            let status = by_name.get(container.name.as_str());
+            most(
+                container_requests(container),
+                status.and_then(|s| s.allocated_resources.as_ref()),
+                status.and_then(|s| s.resources.as_ref()),
+            )
+        },
+        |own| {
+            let allocated = status.allocated_resources.as_ref();
+            most(from_list(own), allocated, status.resources.as_ref())
+        },
+    )
+}
+
+fn sum(
+    pod: &Pod,
+    of_container: impl Fn(&Container) -> Resources,
+    of_pod: impl Fn(&List) -> Resources,
+) -> Resources {
     let Some(spec) = &pod.spec else {
         return Resources {
             pods: 1,
             ..Resources::default()
         };
     };
-    let mut total = effective(spec);
+    let mut total = effective(spec, of_container);
     if let Some(pod_level) = spec.resources.as_ref().and_then(|r| r.requests.as_ref()) {
-        if let Some(cpu) = pod_level.get("cpu").and_then(quantity::millis) {
-            total.cpu_millis = cpu;
+        let own = of_pod(pod_level);
+        if pod_level.contains_key("cpu") {
+            total.cpu_millis = own.cpu_millis;
         }
-        if let Some(memory) = pod_level.get("memory").and_then(quantity::units) {
-            total.memory_bytes = memory;
+        if pod_level.contains_key("memory") {
+            total.memory_bytes = own.memory_bytes;
         }
     }
     if let Some(overhead) = &spec.overhead {
@@ -71,15 +122,15 @@ fn zip(a: Resources, b: Resources, f: fn(u64, u64) -> u64) -> Resources {
 
 /// Regular containers and sidecars run together; each init container runs
 /// beside the sidecars that started before it.
-fn effective(spec: &PodSpec) -> Resources {
+fn effective(spec: &PodSpec, of: impl Fn(&Container) -> Resources) -> Resources {
     let mut running = Resources::default();
     for container in &spec.containers {
-        running = add(running, container_requests(container));
+        running = add(running, of(container));
     }
     let mut sidecars = Resources::default();
     let mut peak = Resources::default();
     for container in spec.init_containers.iter().flatten() {
-        let own = container_requests(container);
+        let own = of(container);
         if is_sidecar(container) {
             sidecars = add(sidecars, own);
             peak = zip(peak, sidecars, u64::max);
@@ -206,6 +257,27 @@ mod tests {
             let requests = requests(&spec(value));
             assert_eq!((requests.cpu_millis, requests.pods), (millis, 1), "{name}");
         }
+    }
+
+    #[test]
+    fn a_resize_takes_the_most_but_not_what_it_never_gets() {
+        let taken = |reason: &str| {
+            let pod = json!({
+                "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]},
+                "status": {
+                    "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
+                    "containerStatuses": [{
+                        "name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                        "allocatedResources": {"cpu": "2"}, "resources": {"requests": {"cpu": "3"}},
+                    }],
+                },
+            });
+            taken(&serde_json::from_value(pod).unwrap()).cpu_millis
+        };
+        assert_eq!((taken("Deferred"), taken("Infeasible")), (5000, 3000));
+        let plain =
+            spec(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}));
+        assert_eq!(super::taken(&plain), requests(&plain));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::PodController;
-use super::status::is_urgent;
+use super::resize;
+use super::status::{is_terminal, is_urgent};
 use super::store::{Entry, Work};
 use super::sync::SyncError;
 use crate::hosts::Uid;
@@ -59,6 +60,12 @@ impl PodController {
         self.patch_status(entry, pod, json!({ "status": patch }))
             .await?;
         work.unwritten = None;
+        if !is_terminal(new.phase.as_deref()) {
+            for told in resize::events(pod, old, new) {
+                self.events
+                    .pod(pod, told.warning, told.reason, &told.message);
+            }
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod devices;
 mod health;
 mod pid_namespace;
 mod propagation;
+mod resize;
 mod setup;
 mod start;
 
@@ -19,10 +20,12 @@ use std::time::Instant;
 use jiff::Timestamp;
 use sandman_protocol::access::HostAccess;
 use sandman_protocol::v1;
+use tokio::sync::Notify;
 
 pub use self::collect::{Last, collect};
 pub use self::destroy::{destroy, release, tear_down};
 pub use self::health::{HookKind, Probing, run_hook, run_probe};
+pub use self::resize::{Resized, resize};
 pub use self::setup::{apply_volumes, ensure_image, set_up_network};
 pub use self::start::{StartRequest, Started, start};
 use super::board::Board;
@@ -40,6 +43,7 @@ use crate::network::{Network, PodNetwork};
 use crate::rootfs::RootFs;
 use crate::runtime::{Runtime, Stdio};
 use crate::spec::HostLimits;
+use crate::spec::resources::PodLimits;
 use crate::stats::Stats;
 use crate::volumes::Volumes;
 
@@ -87,12 +91,14 @@ pub struct Host {
     pub own_ports: Vec<u16>,
     /// What pods may reach of this host.
     pub access: HostAccess,
+    /// Told when a sandbox gives back what it had.
+    pub room: Notify,
 }
 
 /// What came of a job.
 pub enum Outcome {
     /// Namespaces and address.
-    Network(Result<PodNetwork, Waiting>),
+    Network(Result<(PodNetwork, Option<PodLimits>), Waiting>),
     /// Volumes and managed files.
     Volumes(Result<VolumePaths, Waiting>),
     /// A container's image.
@@ -108,6 +114,8 @@ pub enum Outcome {
     Start(String, Box<Started>),
     /// One run of a probe.
     Probed(Probing, Verdict),
+    /// Other sizes for what runs.
+    Resized(Resized),
     /// A hook of an attempt; whether it succeeded.
     Hooked {
         /// The container.

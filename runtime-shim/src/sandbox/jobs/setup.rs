@@ -12,33 +12,41 @@ use crate::network::PodNetwork;
 use crate::sandbox::facts::VolumePaths;
 use crate::sandbox::identity::Kind;
 use crate::sandbox::live::Waiting;
-use crate::spec::resources::pod_limits;
+use crate::spec::resources::{PodLimits, pod_limits};
 use crate::spec::sandbox_cgroup;
 use crate::volumes::{EtcFiles, HostFields, VolumeError};
 
 /// Size of a pod's shared memory, as the CRI gives it.
 const SHM_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Makes the namespaces of a sandbox.
+/// Makes the namespaces of a sandbox. Returns what its cgroup is set to, too: a sandbox that has
+/// been here before, with these bounds, keeps room for what runs in it.
 ///
 /// # Errors
 /// What to show until the next try.
-pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNetwork, Waiting> {
+pub async fn set_up_network(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    bounds: Option<PodLimits>,
+) -> Result<(PodNetwork, Option<PodLimits>), Waiting> {
     let _permit = host.turn(&spec.namespace).await;
-    bound(host, spec)?;
+    let bounds = bound(host, spec, bounds)?;
     let begin = Instant::now();
     let made = host
         .network
         .setup(&spec.uid, spec.network(), &spec.hostname, &spec.host_ports)
         .await;
     host.metrics.phase(Phase::Network, begin.elapsed());
-    let made = made.map(|network| PodNetwork {
-        ip: if spec.network() == v1::NetworkMode::Host {
-            Some(host.host_ip)
-        } else {
-            network.ip
-        },
-        ..network
+    let made = made.map(|network| {
+        let network = PodNetwork {
+            ip: if spec.network() == v1::NetworkMode::Host {
+                Some(host.host_ip)
+            } else {
+                network.ip
+            },
+            ..network
+        };
+        (network, bounds)
     });
     made.map_err(|error| {
         let message = format!("Failed to create pod sandbox: {error}");
@@ -56,13 +64,18 @@ pub async fn set_up_network(host: &Host, spec: &v1::SandboxSpec) -> Result<PodNe
 }
 
 /// Bounds what all containers of a sandbox use together, before there are any.
-fn bound(host: &Host, spec: &v1::SandboxSpec) -> Result<(), Waiting> {
+fn bound(
+    host: &Host,
+    spec: &v1::SandboxSpec,
+    before: Option<PodLimits>,
+) -> Result<Option<PodLimits>, Waiting> {
     let Some(limits) = pod_limits(spec) else {
-        return Ok(());
+        return Ok(None);
     };
+    let limits = before.map_or(limits, |before| before.join(limits));
     let cgroup = sandbox_cgroup(&host.limits.cgroup_parent, spec);
     let bounded = host.stats.bound(&cgroup.to_string_lossy(), &limits);
-    bounded.map_err(|error| {
+    bounded.map(|()| Some(limits)).map_err(|error| {
         let message = format!(
             "Failed to create pod sandbox: cgroup {}: {error}",
             cgroup.display()

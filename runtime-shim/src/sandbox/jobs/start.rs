@@ -22,6 +22,7 @@ use crate::runtime::{NewContainer, RootMount, RuntimeError, Stdio};
 use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, User, VolumePaths};
 use crate::sandbox::identity::Identity;
 use crate::sandbox::live::Waiting;
+use crate::sandbox::resize::Size;
 use crate::spec::{self, Bind, HostValues, Prepared, SpecError};
 use crate::volumes::{EtcPaths, VolumeError};
 
@@ -61,6 +62,8 @@ pub enum Started {
         log: Option<ContainerLog>,
         /// Whom it runs as.
         user: Option<User>,
+        /// What it has.
+        size: Size,
     },
     /// The attempt was made but its process did not start: counts as a run that failed.
     Failed {
@@ -254,6 +257,7 @@ async fn run(host: &Host, request: &StartRequest, id: &str, made: Made) -> Start
             since: Timestamp::now(),
             log,
             user,
+            size: Size::of(&request.spec, &request.container),
         };
     };
     host.metrics.runtime_error();

@@ -17,8 +17,9 @@ impl Worker {
             Action::SetUpNetwork => {
                 self.live.network.begin();
                 let (host, spec) = (self.host.clone(), self.spec.clone());
+                let bounds = self.facts.bounds;
                 self.jobs.spawn(async move {
-                    Outcome::Network(jobs::set_up_network(&host, &spec).await)
+                    Outcome::Network(jobs::set_up_network(&host, &spec, bounds).await)
                 });
             }
             Action::ApplyVolumes => {
@@ -35,6 +36,7 @@ impl Worker {
             Action::EnsureImage(name) => self.ensure_image(name),
             Action::Start(name) => self.start(&name),
             Action::Probe(name, kind) => self.probe(&name, kind, now),
+            Action::Resize => self.resize(),
             Action::PostStart(name) => self.post_start(&name),
             Action::Ask {
                 container,
@@ -173,6 +175,7 @@ impl Worker {
             Why::Stopping => format!("Stopping container {name}"),
             Why::Changed => format!("Container {name} definition changed, will be restarted"),
             Why::Doomed => self.doom_message(name),
+            Why::Resized => format!("Container {name} resize requires restart"),
         };
         self.host.event(
             &self.spec,
@@ -184,7 +187,7 @@ impl Worker {
         self.abandon_hook(name);
         let live = self.live.containers.entry(name.to_owned()).or_default();
         live.asked_at = Some(now);
-        if why == Why::Changed {
+        if matches!(why, Why::Changed | Why::Resized) {
             // Before the signal: however soon the process ends, it is known why.
             let current = self.facts.containers.get_mut(name);
             if let Some(attempt) = current.and_then(|facts| facts.current.as_mut()) {

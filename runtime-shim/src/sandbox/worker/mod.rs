@@ -8,6 +8,7 @@ mod health;
 mod journal;
 mod observe;
 mod outcome;
+mod resize;
 mod tell;
 
 use std::collections::HashMap;
@@ -29,6 +30,7 @@ use super::jobs::{About, Host, Outcome};
 use super::live::{Live, Step, Waiting};
 use super::plan::{MIN_GRACE, changed_images, is_finished, members, plan};
 use super::probe;
+use super::resize::{Pending, is_resize};
 use super::view::View;
 use crate::images::Image;
 use crate::logs::ContainerLog;
@@ -41,6 +43,8 @@ const MAX_RETRY: SignedDuration = SignedDuration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) spec: Option<v1::SandboxSpec>,
+    /// Goes with `spec`.
+    pub(super) pending: Option<Pending>,
     pub(super) removal: Option<Removal>,
     /// Why the host needs it to end.
     pub(super) eviction: Option<String>,
@@ -237,7 +241,9 @@ impl Worker {
                 self.images.remove(&name);
                 self.live.containers.entry(name).or_default().renew_image();
             }
+            let resized = is_resize(&self.spec, &spec);
             self.spec = spec;
+            self.resize_decided(inbox.pending, resized);
         }
         if let Some(removal) = inbox.removal
             && self
@@ -306,6 +312,7 @@ impl Worker {
             .chain([
                 &mut self.live.network,
                 &mut self.live.volumes,
+                &mut self.live.resize,
                 &mut self.live.release,
                 &mut self.live.teardown,
             ]);

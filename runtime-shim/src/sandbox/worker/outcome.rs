@@ -15,9 +15,10 @@ impl Worker {
     pub(super) fn finish(&mut self, outcome: Outcome) {
         let now = Timestamp::now();
         match outcome {
-            Outcome::Network(Ok(network)) => {
+            Outcome::Network(Ok((network, bounds))) => {
                 self.live.network = Step::Done;
                 self.facts.pod_ip = network.ip;
+                self.facts.bounds = bounds;
                 self.facts.started_at.get_or_insert(now);
                 self.network = Some(network);
                 self.persist();
@@ -40,6 +41,7 @@ impl Worker {
             } => self.image(&container, &reference, *result, now),
             Outcome::Start(name, started) => self.started(&name, *started, now),
             Outcome::Probed(probing, verdict) => self.probed(&probing, &verdict, now),
+            Outcome::Resized(resized) => self.resized(resized, now),
             Outcome::Hooked {
                 container,
                 attempt,
@@ -73,6 +75,7 @@ impl Worker {
                 self.facts.volumes = None;
                 self.outputs.clear();
                 self.persist();
+                self.host.room.notify_one();
                 info!(
                     pod_uid = self.spec.uid,
                     pod = pod_label(&self.spec),
@@ -132,12 +135,14 @@ impl Worker {
                 since,
                 log,
                 user,
+                size,
             } => {
                 live.start = Step::Todo;
                 live.image = Step::Todo;
                 self.outputs.insert(name.to_owned(), Output::new(log));
                 let mut attempt = Attempt::running(&identity, since);
                 attempt.user = user;
+                attempt.size = Some(size);
                 info!(
                     pod_uid = self.spec.uid,
                     container = name,
@@ -188,6 +193,9 @@ impl Worker {
         };
         attempt.phase = Phase::Ended(end);
         self.persist();
+        if is_finished(&self.spec, &self.facts) {
+            self.host.room.notify_one();
+        }
         let Some((container, kind)) = self.member(name) else {
             return;
         };

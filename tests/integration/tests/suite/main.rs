@@ -19,6 +19,7 @@ mod logs;
 mod node_identity;
 mod port_forward;
 mod probes;
+mod resize;
 mod restart;
 mod sharing;
 mod transport;

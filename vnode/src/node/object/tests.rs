@@ -99,7 +99,11 @@ fn registers_with_what_a_node_needs() {
     assert_eq!(info.system_uuid.len(), 36);
     assert_eq!(
         status.declared_features.unwrap(),
-        ["ExtendWebSocketsToKubelet"]
+        [
+            "ExtendWebSocketsToKubelet",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+        ]
     );
     assert_eq!(status.runtime_handlers.unwrap().len(), 2);
 }

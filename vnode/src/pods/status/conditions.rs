@@ -7,15 +7,20 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Observation;
+use sandman_protocol::v1;
+
+use super::containers::clipped;
+use super::{MAX_MESSAGE, Observation};
 use crate::pods::resources::is_sidecar;
 
-const OWNED: [&str; 5] = [
+const OWNED: [&str; 7] = [
     "PodReadyToStartContainers",
     "Initialized",
     "Ready",
     "ContainersReady",
     "PodScheduled",
+    "PodResizePending",
+    "PodResizeInProgress",
 ];
 
 struct Verdict {
@@ -69,7 +74,35 @@ pub(super) fn fill(
         containers_ready("ContainersReady", spec, new, seen),
         Verdict::yes("PodScheduled"),
     ];
+    let resize = seen.report.and_then(|report| report.resize.as_ref());
+    let verdicts: Vec<_> = resize
+        .map(resizing)
+        .into_iter()
+        .flatten()
+        .chain(verdicts)
+        .collect();
     merge(new, old, &verdicts, generation, now);
+}
+
+/// What is told of a resize that is not done; nothing is told of one that is.
+fn resizing(resize: &v1::Resize) -> Vec<Verdict> {
+    let text = |text: &str| clipped(text, MAX_MESSAGE);
+    let pending = match resize.pending() {
+        v1::resize::Pending::Unspecified => None,
+        v1::resize::Pending::Deferred => Some("Deferred"),
+        v1::resize::Pending::Infeasible => Some("Infeasible"),
+    };
+    let pending = pending.map(|reason| Verdict {
+        reason,
+        message: text(&resize.pending_message),
+        ..Verdict::yes("PodResizePending")
+    });
+    let in_progress = resize.in_progress.then(|| Verdict {
+        reason: if resize.error.is_empty() { "" } else { "Error" },
+        message: text(&resize.error),
+        ..Verdict::yes("PodResizeInProgress")
+    });
+    pending.into_iter().chain(in_progress).collect()
 }
 
 /// Sets the conditions of a pod in a terminal phase.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
     ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, PodSpec, PodStatus,
-    ResourceRequirements, VolumeMountStatus,
+    VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -15,6 +15,7 @@ use sandman_protocol::v1;
 use sandman_protocol::v1::container_report::State;
 
 use super::Observation;
+use super::sizes::sized;
 use crate::pods::ephemeral;
 use crate::pods::resources::is_sidecar;
 use crate::pods::spec::recursive_read_only;
@@ -164,6 +165,8 @@ impl Context<'_> {
             Some(State::Running(_)) => !runs_to_end && report.ready,
             _ => false,
         };
+        let wish = container.resources.as_ref();
+        let last = old.and_then(|old| old.resources.as_ref());
         let last_state = report.last_termination.as_ref().map(|t| self.terminated(t));
         ContainerStatus {
             name: container.name.clone(),
@@ -178,17 +181,9 @@ impl Context<'_> {
             started: Some(report.started && state.running.is_some()),
             state: Some(state),
             last_state: last_state.or_else(|| old.and_then(|old| old.last_state.clone())),
-            resources: container
-                .resources
-                .as_ref()
-                .map(|resources| ResourceRequirements {
-                    claims: None,
-                    ..resources.clone()
-                }),
-            allocated_resources: container
-                .resources
-                .as_ref()
-                .and_then(|r| r.requests.clone()),
+            resources: sized(report.resources.or(report.allocated), wish, last),
+            allocated_resources: sized(report.allocated, wish, last)
+                .and_then(|allocated| allocated.requests),
             volume_mounts: mounts(container),
             user: report.user.as_ref().map(user),
             ..ContainerStatus::default()

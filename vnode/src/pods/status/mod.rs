@@ -5,6 +5,7 @@
 mod conditions;
 mod containers;
 mod phase;
+mod sizes;
 
 use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -86,6 +87,7 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
         new.pod_ips = Some(vec![PodIP { ip: ip.to_owned() }]);
     }
     containers::fill(&mut new, spec, old, seen);
+    sizes::fill_pod_level(&mut new, spec, old, seen);
     set_phase(&mut new, spec, old, seen);
     if is_terminal(new.phase.as_deref()) {
         conditions::for_terminal(&mut new, spec, old, generation, now);

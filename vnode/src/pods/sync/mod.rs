@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use sandman_protocol::v1;
 use sandman_protocol::v1::Lifecycle;
 
-use super::resources::requests;
+use super::resources::taken;
 use super::status::{self, Observation, is_terminal};
 use super::store::{Entry, Work};
 use super::{PodController, lock};
@@ -97,7 +97,7 @@ impl PodController {
         };
         entry.set_host(found.clone());
         if !is_terminal(phase(pod)) {
-            lock(&self.ledger).book(&entry.uid, &found, requests(pod), owner(pod));
+            lock(&self.ledger).book(&entry.uid, &found, taken(pod), owner(pod));
         }
         Place::On(found)
     }
@@ -125,6 +125,8 @@ impl PodController {
         };
         // Placing changed the API server's copy.
         let pod = &*entry.api();
+        // A resize changes what it takes.
+        lock(&self.ledger).book(&entry.uid, &host, taken(pod), owner(pod));
         let Some(view) = self.hosts.view(&host) else {
             return Ok(());
         };
