@@ -72,7 +72,8 @@ fn a_failed_liveness_probe_restarts_the_container() {
             "touch /tmp/health; exec sleep 1000000",
         );
         main.liveness_probe = probe(json!({
-            "exec": {"command": ["cat", "/tmp/health"]}, "periodSeconds": 1, "failureThreshold": 2,
+            "exec": {"command": ["cat", "/tmp/health"]}, "periodSeconds": 1, "timeoutSeconds": 10,
+            "failureThreshold": 2,
         }));
         let pod = PodBuilder::new("live").container(main).build();
         scope.ready_pod(&pod).await?;
