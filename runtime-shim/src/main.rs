@@ -18,11 +18,18 @@ struct Arguments {
     /// Configuration file (TOML).
     #[arg(long)]
     config: PathBuf,
+
+    /// Check the configuration and exit.
+    #[arg(long)]
+    check: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let config = Config::load(&arguments.config)?;
+    if arguments.check {
+        return Ok(());
+    }
     log_to_stderr(config.log_format);
     rustls::crypto::ring::default_provider()
         .install_default()

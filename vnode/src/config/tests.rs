@@ -166,3 +166,17 @@ fn labels_follow_node_restriction() {
         assert!(error.contains(&format!("node.labels.{label}")), "{error}");
     }
 }
+
+/// The reference for operators leaves nothing out: serde itself lists the keys.
+#[test]
+fn every_key_is_in_the_operating_guide() {
+    let guide = include_str!("../../../docs/operating.md");
+    let error = toml::from_str::<File>("unknown = 1")
+        .unwrap_err()
+        .to_string();
+    let keys: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+    assert!(keys.len() > 10, "{error}");
+    for key in keys {
+        assert!(guide.contains(&format!("`{key}`")), "{key}");
+    }
+}
