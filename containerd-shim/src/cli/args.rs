@@ -30,8 +30,10 @@ pub(super) struct Args {
     pub(super) debug: bool,
 }
 
-/// Below it each shim has a folder.
+/// Below it each shim has a folder, unless a flag or the variable says otherwise.
 const STATE_DIR: &str = "/run/sandman-shim";
+/// containerd has no flag for it, but passes on its own environment.
+const STATE_VARIABLE: &str = "SANDMAN_SHIM_STATE_DIR";
 
 impl Args {
     pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
@@ -41,7 +43,9 @@ impl Args {
             address: String::new(),
             id: String::new(),
             bundle: None,
-            state_dir: STATE_DIR.into(),
+            state_dir: std::env::var_os(STATE_VARIABLE)
+                .filter(|dir| !dir.is_empty())
+                .map_or_else(|| STATE_DIR.into(), PathBuf::from),
             socket: None,
             inherited: false,
             debug: false,

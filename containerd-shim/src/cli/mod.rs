@@ -33,7 +33,8 @@ later: give tasks the option task_api_address=ttrpc+unix://PATH with task_api_ve
   --address PATH      containerd's socket
   --id ID             the container (start, delete)
   --bundle PATH       its folder, if not the working directory
-  --state-dir PATH    where shims keep their state [default: /run/sandman-shim]
+  --state-dir PATH    where shims keep their state
+                      [default: $SANDMAN_SHIM_STATE_DIR, or /run/sandman-shim]
   --socket PATH       where to serve the task API (serve)
   --debug             log more
   --publish-binary PATH   accepted and not needed: events go over ttrpc";

@@ -17,6 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::args::Args;
 use super::group::Group;
 use crate::holder;
+use crate::launch::Launcher;
 use crate::task::processes::Processes;
 use crate::task::{Tasks, services, sys};
 
@@ -91,8 +92,22 @@ async fn serve(args: &Args, group: Arc<Group>, listener: UnixListener) -> anyhow
         .filter(|address| !address.is_empty())
         .unwrap_or_else(|| format!("{}.ttrpc", args.address));
     let announced = Arc::clone(&group);
-    let tasks = Tasks::new(&args.namespace, group.dir(), &events, processes, idle)
-        .settled_by(move |id| announced.settle(id));
+    let launcher = match Launcher::new() {
+        Ok(launcher) => Some(launcher),
+        Err(error) => {
+            tracing::warn!(%error, "no launcher on this host: runc makes every container");
+            None
+        }
+    };
+    let tasks = Tasks::new(
+        &args.namespace,
+        group.dir(),
+        &events,
+        processes,
+        launcher,
+        idle,
+    )
+    .settled_by(move |id| announced.settle(id));
     let tasks = Arc::new(tasks);
     tasks.recover().await.context("taking over earlier tasks")?;
 

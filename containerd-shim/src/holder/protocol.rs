@@ -127,7 +127,7 @@ pub enum Request {
     Signal {
         /// Whose.
         key: Key,
-        /// Signal number.
+        /// Signal number; 0 only asks whether it runs.
         signal: i32,
     },
     /// Asks for all keys. Answer: one [`Reply::Entry`] each, without descriptors, then

@@ -623,7 +623,12 @@ fn zygote_died(error: &io::Error) -> Reply {
 }
 
 fn signalled(pid: i32, signal: i32) -> Reply {
-    match Signal::try_from(signal).map_err(|_| Errno::EINVAL) {
+    let wanted = match signal {
+        // Sends none: it asks whether the process runs.
+        0 => Ok(None),
+        number => Signal::try_from(number).map(Some),
+    };
+    match wanted {
         Ok(signal) => match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal) {
             Ok(()) => Reply::Done,
             Err(errno) => system("kill", &errno.into()),

@@ -29,6 +29,11 @@ pub enum CreateError {
     /// A step inside failed. The process ends by itself: its exit is still to be acknowledged.
     #[error("unable to start container process: {0}")]
     Inside(#[from] Failure),
+    /// The kernel killed it for lack of memory.
+    #[error(
+        "unable to start container process: container init was OOM-killed (memory limit too low?)"
+    )]
+    OutOfMemory,
     /// The process is gone, or says nonsense.
     #[error("the sandbox's process: {0}")]
     Broken(#[from] io::Error),
@@ -90,11 +95,14 @@ impl Gate {
     /// # Errors
     /// What failed inside; the process then ends by itself.
     pub async fn start(&self) -> Result<(), CreateError> {
-        self.0
-            .async_io(Interest::WRITABLE, |fd| {
-                message::send(fd.as_fd(), &[gate::GO], &[], None)
-            })
-            .await?;
+        let sent = self.0.async_io(Interest::WRITABLE, |fd| {
+            message::send(fd.as_fd(), &[gate::GO], &[], None)
+        });
+        match sent.await {
+            // An earlier shim has said it, or the process has ended: what follows tells.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            other => other?,
+        }
         loop {
             match self.hear().await? {
                 // Exec has closed the other end.
@@ -151,9 +159,15 @@ impl Prepared {
         let terminal = match gate.ready().await {
             Ok(terminal) => terminal,
             Err(error) => {
+                let killed = cgroup
+                    .as_ref()
+                    .is_some_and(super::prepare::OwnCgroup::ran_out);
                 // Its cgroup goes when it is gone, which is now or in a moment.
                 std::mem::drop(cgroup);
-                return Err(error);
+                return Err(match error {
+                    CreateError::Broken(_) if killed => CreateError::OutOfMemory,
+                    error => error,
+                });
             }
         };
         // It waits for the gate: the number is its own, and it has not run anything yet.

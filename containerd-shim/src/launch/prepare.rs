@@ -16,6 +16,7 @@ use crate::holder::protocol::{CloneHeader, MAX_FDS};
 use crate::sys::mount::{Attributes, Context, change, copy_tree};
 use crate::sys::process::open_process;
 use crate::sys::{memfd, message};
+use crate::zygote::gate::words;
 use crate::zygote::plan::{self, Index, Plan};
 
 /// Most descriptors of one launch: a plan names them by a byte, and some are kept beside them.
@@ -77,7 +78,7 @@ pub enum PrepareError {
     #[error(transparent)]
     Outside(#[from] Outside),
     /// It cannot be made; the text is for the user.
-    #[error("{step}: {error}")]
+    #[error("{step}: {}", words(error))]
     Failed {
         /// What was being done.
         step: String,
@@ -120,6 +121,11 @@ pub(super) struct OwnCgroup(Option<Cgroup>);
 impl OwnCgroup {
     pub(super) fn keep(mut self) -> Option<Cgroup> {
         self.0.take()
+    }
+
+    /// Whether the kernel has killed in it for lack of memory.
+    pub(super) fn ran_out(&self) -> bool {
+        self.0.as_ref().is_some_and(|cgroup| cgroup.oom_kills() > 0)
     }
 }
 
@@ -181,7 +187,20 @@ impl Launcher {
     /// [`PrepareError::Outside`] when runc has to make it.
     pub fn prepare(&self, request: Request<'_>) -> Result<Prepared, PrepareError> {
         let subset = subset::read(request.spec)?;
-        let root = match request.rootfs {
+        self.prepare_read(subset, request.rootfs, request.streams)
+    }
+
+    /// The same for a spec that was read before.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    pub fn prepare_read(
+        &self,
+        subset: Subset,
+        rootfs: Rootfs<'_>,
+        streams_of: Streams,
+    ) -> Result<Prepared, PrepareError> {
+        let root = match rootfs {
             Rootfs::Mounts(mounts) => Some(rootfs::read(mounts)?),
             Rootfs::Path(_) => None,
         };
@@ -192,7 +211,7 @@ impl Launcher {
         fds.add(null)?;
         fds.add(inner_gate)?;
 
-        let made = match (&root, request.rootfs) {
+        let made = match (&root, rootfs) {
             (Some(root), _) => rootfs::make(root, subset.all_devices),
             (None, Rootfs::Path(path)) => rootfs::from_path(path, subset.all_devices),
             (None, Rootfs::Mounts(_)) => Err(io::ErrorKind::InvalidInput.into()),
@@ -222,7 +241,7 @@ impl Launcher {
             terminal,
             ..
         } = subset;
-        process.streams = streams(request.streams, true, &mut fds)?;
+        process.streams = streams(streams_of, true, &mut fds)?;
         let control = control(subset.agent, &mut process, &mut fds)?;
         let new_net = subset.namespaces.new & u64::from(libc::CLONE_NEWNET.cast_unsigned()) != 0;
         let bytes = |text: String| text.into_bytes();
@@ -365,7 +384,8 @@ impl Launcher {
             let step = || format!("mount {:?}", String::from_utf8_lossy(&mount.target));
             match &mount.what {
                 What::Bind { source, recursive } => {
-                    let fd = bind(source, *recursive, mount, nodev).during(step)?;
+                    let fd = bind(source, *recursive, mount, nodev)
+                        .during(|| format!("{} from {:?}", step(), source.display()))?;
                     out.push(detached(mount.target.clone(), fds.add(fd)?));
                 }
                 What::Tmpfs => {

@@ -350,6 +350,10 @@ pub fn read_process(
     for limit in process.rlimits().iter().flatten() {
         limits.push((resource(limit.typ()), limit.soft(), limit.hard()));
     }
+    // The kernel sorts them; runc drops what is there twice.
+    let mut groups = user.additional_gids().clone().unwrap_or_default();
+    groups.sort_unstable();
+    groups.dedup();
     let seccomp = profile
         .map(seccomp::compile)
         .transpose()
@@ -361,7 +365,7 @@ pub fn read_process(
         cwd: absolute(process.cwd(), "process.cwd")?,
         uid: user.uid(),
         gid: user.gid(),
-        groups: user.additional_gids().clone().unwrap_or_default(),
+        groups,
         umask: user.umask(),
         capabilities: capability::sets(process.capabilities().as_ref()),
         limits,

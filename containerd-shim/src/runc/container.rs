@@ -247,6 +247,16 @@ struct NamespaceView {
 }
 
 impl SpecView {
+    /// Reads a bundle's `config.json`.
+    ///
+    /// # Errors
+    /// It is no OCI spec.
+    pub(crate) fn parse(config: &[u8]) -> Result<Self> {
+        serde_json::from_slice(config).map_err(|error| {
+            TaskError::InvalidArgument(format!("config.json: not an OCI spec: {error}"))
+        })
+    }
+
     /// Whether processes can outlive the container's first one: it is not PID 1 of a namespace
     /// made for it.
     pub(crate) fn shares_pid_namespace(&self) -> bool {

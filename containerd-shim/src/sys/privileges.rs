@@ -147,6 +147,21 @@ pub fn set_undumpable() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0, 0).map(drop)
 }
 
+/// Gives this process a session keyring that nobody else has: without, it would share root's keys.
+///
+/// # Errors
+/// The user's quota of keys. A kernel without keys is fine.
+pub fn own_keyring() -> io::Result<()> {
+    /// `KEYCTL_JOIN_SESSION_KEYRING` (linux/keyctl.h).
+    const JOIN: libc::c_long = 1;
+    let unnamed = ptr::null::<libc::c_char>();
+    // SAFETY: takes a number and no name.
+    match check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN, unnamed) }) {
+        Err(error) if error.raw_os_error() != Some(libc::ENOSYS) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Orphans of this process's tree become its children.
 ///
 /// # Errors

@@ -3,14 +3,25 @@
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+use super::backend::Backend;
 use super::console::Console;
 use super::error::{Result, TaskError};
 use super::one::{Task, refused};
+use super::own::Sandbox;
 use super::process::{Phase, Process, State};
-use super::processes::{Exit, Name};
+use super::processes::{End, Exit, Name};
 use crate::events::What;
-use crate::runc::{Started, Streams};
+use crate::launch::SLOT_GATE;
+use crate::runc::{Container, Started, Streams};
 use crate::stdio::{Io, Names, Opened, Owner};
+
+/// What the holder keeps of an exec beside its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    stdio: Names,
+}
 
 impl Task {
     /// The process `exec`; the first one if that is empty.
@@ -70,7 +81,29 @@ impl Task {
         if process.state().phase != Phase::Added {
             return Err(refused("cannot start a process twice"));
         }
-        let ((pid, end), io) = self.make_exec(exec, &process).await?;
+        if self.init.state().phase == Phase::Paused {
+            return Err(TaskError::Failed(
+                "OCI runtime exec failed: cannot exec in a paused container (use --ignore-paused \
+                 to override)"
+                    .into(),
+            ));
+        }
+        let owner = self.exec_owner(exec);
+        // Before the process: with it the next shim knows what this one was about to start.
+        let note = Note {
+            stdio: process.stdio.clone(),
+        };
+        let note = serde_json::to_vec(&note).map_err(|error| TaskError::failed("note", error))?;
+        owner.processes.note(&owner.name, note).await?;
+        let ((pid, end), io) = match self.make_exec(&owner, exec, &process).await {
+            Ok(made) => made,
+            Err(error) => {
+                // Nobody could talk to it.
+                drop(owner.processes.signal(&owner.name, 9).await);
+                owner.processes.forget_when_ended(&owner.name).await;
+                return Err(error);
+            }
+        };
         process.attach(io);
         process.begin(pid, Phase::Running);
         let state = process.state();
@@ -79,6 +112,12 @@ impl Task {
             pid: state.pid(),
         });
         drop(gate);
+        self.follow_exec(exec, process, end);
+        Ok(state)
+    }
+
+    /// Waits for the end of an exec.
+    fn follow_exec(self: &Arc<Self>, exec: &str, process: Arc<Process>, end: End) {
         let (task, exec) = (Arc::clone(self), exec.to_owned());
         tokio::spawn(async move {
             // Lost with the holder: it ends with its container.
@@ -91,7 +130,33 @@ impl Task {
                 exit,
             });
         });
-        Ok(state)
+    }
+
+    /// Takes over an exec that an earlier shim started; one that had not begun yet is ended.
+    pub(super) async fn recover_exec(self: &Arc<Self>, exec: &str) -> Result<()> {
+        let owner = self.exec_owner(exec);
+        let processes = owner.processes;
+        let Some(taken) = processes.take(&owner.name).await? else {
+            return Ok(());
+        };
+        let waits = taken.fds.iter().any(|(slot, _)| *slot == SLOT_GATE);
+        let note = serde_json::from_slice::<Note>(&taken.entry.note);
+        let (Some(pid), false, Ok(note)) = (taken.entry.pid, waits, note) else {
+            drop(processes.signal(&owner.name, 9).await);
+            processes.forget_when_ended(&owner.name).await;
+            return Ok(());
+        };
+        let state = State {
+            pid,
+            phase: Phase::Running,
+        };
+        let opened = Opened::adopted(&note.stdio, taken.fds)?;
+        let process = Arc::new(Process::new(note.stdio, Vec::new(), state));
+        process.attach(opened.run(&owner)?);
+        let end = processes.expect(&owner.name.key()?);
+        self.execs().insert(exec.to_owned(), Arc::clone(&process));
+        self.follow_exec(exec, process, end);
+        Ok(())
     }
 
     fn exec_owner<'a>(&'a self, exec: &'a str) -> Owner<'a> {
@@ -103,47 +168,64 @@ impl Task {
         }
     }
 
-    async fn make_exec(&self, exec: &str, process: &Process) -> Result<(Started, Io)> {
-        let owner = self.exec_owner(exec);
-        let ((pid, end), opened) = self.open_exec(&owner, exec, process).await?;
-        let io = match opened {
-            Ok(opened) => opened.begin(&owner).await,
-            Err(error) => Err(error),
-        };
-        match io {
-            Ok(io) => Ok(((pid, end), io)),
-            Err(error) => {
-                // Nobody could talk to it.
-                drop(owner.processes.signal(&owner.name, 9).await);
-                owner.processes.forget_after(owner.name.key()?, end);
-                Err(error)
-            }
-        }
-    }
-
-    /// Starts the process; its streams may fail after that.
-    async fn open_exec(
+    async fn make_exec(
         &self,
         owner: &Owner<'_>,
         exec: &str,
         process: &Process,
-    ) -> Result<(Started, Result<Opened>)> {
-        let container = &self.container;
+    ) -> Result<(Started, Io)> {
+        let (started, opened) = match &self.backend {
+            Backend::Own(sandbox) => self.exec_own(sandbox, owner, process).await?,
+            Backend::Runc(container) => self.exec_runc(container, owner, exec, process).await?,
+        };
+        Ok((started, opened.begin(owner).await?))
+    }
+
+    async fn exec_own(
+        &self,
+        sandbox: &Sandbox,
+        owner: &Owner<'_>,
+        process: &Process,
+    ) -> Result<(Started, Opened)> {
+        let (terminal, first) = (process.stdio.terminal, self.init.state().pid);
+        let (streams, opened) = if terminal {
+            (Streams::default(), None)
+        } else {
+            let (streams, opened) = Opened::pipes(&process.stdio, owner).await?;
+            (streams, Some(opened))
+        };
+        let (name, spec, bundle) = (&owner.name, &process.spec, self.bundle());
+        let exec = sandbox.exec(name, spec, bundle, first, terminal, streams);
+        let (started, master) = exec.await?;
+        let opened = match (opened, master) {
+            (Some(opened), _) => opened,
+            (None, Some(master)) => Opened::terminal(&process.stdio, owner, master).await?,
+            (None, None) => return Err(TaskError::Failed("the exec has no terminal".into())),
+        };
+        Ok((started, opened))
+    }
+
+    async fn exec_runc(
+        &self,
+        container: &Container,
+        owner: &Owner<'_>,
+        exec: &str,
+        process: &Process,
+    ) -> Result<(Started, Opened)> {
         if !process.stdio.terminal {
             let (streams, opened) = Opened::pipes(&process.stdio, owner).await?;
             let started = container.exec(exec, &process.spec, streams, None).await?;
-            return Ok((started, Ok(opened)));
+            return Ok((started, opened));
         }
         let words = "terminal";
         let console = Console::bind(&self.shared.dir).map_err(TaskError::io(words))?;
-        let streams = Streams::default();
-        let socket = Some(console.path());
+        let (streams, socket) = (Streams::default(), Some(console.path()));
         let started = container.exec(exec, &process.spec, streams, socket).await?;
-        let opened = match console.receive().map_err(TaskError::io(words)) {
-            Ok(master) => Opened::terminal(&process.stdio, owner, master).await,
-            Err(error) => Err(error),
-        };
-        Ok((started, opened))
+        let master = console.receive().map_err(TaskError::io(words))?;
+        Ok((
+            started,
+            Opened::terminal(&process.stdio, owner, master).await?,
+        ))
     }
 
     /// Sends a signal to an exec.

@@ -1,15 +1,18 @@
 //! The task service: what containerd asks of a shim, for many tasks in one process.
 //!
-//! `service` speaks ttrpc, [`Tasks`] finds the task, `task` does it, and what it is made of is in
-//! the `runc` module beside this one. Each process of a task has a gate: start, exit and delete go
+//! `service` speaks ttrpc, [`Tasks`] finds the task, `one` and `exec` do it. Who makes a container,
+//! `backend` tells: `own` by our launcher, for what its subset leaves out the `runc` module. Each process of a task has a gate: start, exit and delete go
 //! through it one at a time, so their events are in order. State is read without it.
 
+pub(crate) mod backend;
 pub(crate) mod console;
 pub(crate) mod convert;
 pub(crate) mod error;
 mod exec;
+mod make;
 mod one;
 mod options;
+mod own;
 pub(crate) mod process;
 pub(crate) mod processes;
 
@@ -25,13 +28,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use one::{Removed, remove_left};
+pub(crate) use make::{Removed, remove_left};
 pub(crate) use service::services;
 
 use crate::events::Publisher;
+use crate::launch::Launcher;
 use error::{Result, TaskError};
 use one::Task;
-use processes::Processes;
+use processes::{Name, Processes};
 
 /// What all tasks of a shim share.
 pub(crate) struct Shared {
@@ -41,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) dir: PathBuf,
     /// Who starts processes and tells their ends.
     pub(crate) processes: Arc<Processes>,
+    /// Makes what it can; the rest is runc's, and everything where the kernel lacks what it needs.
+    pub(crate) launcher: Option<Arc<Launcher>>,
     /// Events to containerd.
     pub(crate) events: Publisher,
 }
@@ -69,6 +75,7 @@ impl Tasks {
         dir: &Path,
         events: &str,
         processes: Arc<Processes>,
+        launcher: Option<Launcher>,
         idle: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -77,6 +84,7 @@ impl Tasks {
                 dir: dir.to_owned(),
                 events: Publisher::start(events, namespace),
                 processes,
+                launcher: launcher.map(Arc::new),
             }),
             tasks: Mutex::default(),
             idle: Box::new(idle),
@@ -102,9 +110,31 @@ impl Tasks {
     /// # Errors
     /// If the records cannot be listed. One that cannot be used is logged and left.
     pub(crate) async fn recover(&self) -> io::Result<()> {
-        if let Err(error) = self.shared.processes.tidy().await {
-            return Err(io::Error::other(error));
+        let entries = self.shared.processes.list().await;
+        let entries = entries.map_err(io::Error::other)?;
+        self.shared.processes.tidy(&entries);
+        self.recover_tasks().await?;
+        for entry in &entries {
+            let Some((id, exec)) = Name::exec_of(&entry.key) else {
+                continue;
+            };
+            let recovered = match self.get(id) {
+                Ok(task) => task.recover_exec(exec).await,
+                // It ended with its container, in whose deletion a shim was killed.
+                Err(_) => {
+                    let name = Name::Exec(id, exec);
+                    self.shared.processes.forget_when_ended(&name).await;
+                    Ok(())
+                }
+            };
+            if let Err(error) = recovered {
+                tracing::error!(%error, id, exec, "an exec cannot be taken over");
+            }
         }
+        Ok(())
+    }
+
+    async fn recover_tasks(&self) -> io::Result<()> {
         let listing = match fs::read_dir(self.shared.dir.join("tasks")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,

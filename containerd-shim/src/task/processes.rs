@@ -67,15 +67,16 @@ impl Name<'_> {
 }
 
 impl Name<'_> {
-    /// Whether `key` is of a process of the task `id`.
-    pub(crate) fn belongs(key: &Key, id: &str) -> bool {
-        key.as_bytes().split(|byte| *byte == b'/').nth(1) == Some(id.as_bytes())
+    /// The task and exec that `key` is of, if it is an exec's.
+    pub(crate) fn exec_of(key: &Key) -> Option<(&str, &str)> {
+        let text = std::str::from_utf8(key.as_bytes()).ok()?;
+        text.strip_prefix("exec/")?.split_once('/')
     }
 }
 
 /// See the module.
 pub(crate) struct Processes {
-    client: Client,
+    client: Mutex<Client>,
     table: Mutex<Table>,
 }
 
@@ -92,11 +93,17 @@ impl Processes {
     pub(crate) async fn connect(socket: &Path) -> std::result::Result<Arc<Self>, HolderError> {
         let (client, exits) = Client::connect(socket).await?;
         let processes = Arc::new(Self {
-            client,
+            client: Mutex::new(client),
             table: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&processes), exits));
         Ok(processes)
+    }
+
+    /// The connection to the holder.
+    pub(crate) fn client(&self) -> Client {
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        client.clone()
     }
 
     /// Runs a program with the descriptors `fds` as its 0, 1, 2 and so on.
@@ -120,7 +127,7 @@ impl Processes {
         // Before it can end.
         let end = self.expect(&key);
         match self
-            .client
+            .client()
             .spawn(&key, argv, env, Path::new("/"), &fds)
             .await
         {
@@ -136,7 +143,7 @@ impl Processes {
     pub(crate) async fn claim(&self, name: &Name<'_>, pid: i32) -> Result<End> {
         let key = name.key()?;
         let end = self.expect(&key);
-        match self.client.claim(&key, pid).await {
+        match self.client().claim(&key, pid).await {
             Ok(()) => Ok(end),
             Err(error) => {
                 self.lock().waiting.remove(&key);
@@ -163,7 +170,7 @@ impl Processes {
     /// `NotFound` once it has ended: no stranger with its number can be hit.
     pub(crate) async fn signal(&self, name: &Name<'_>, signal: i32) -> Result<()> {
         let key = name.key()?;
-        self.client
+        self.client()
             .signal(&key, signal)
             .await
             .map_err(|error| match error {
@@ -175,10 +182,25 @@ impl Processes {
             })
     }
 
+    /// Whether it has not ended: at this moment its process id is its own.
+    pub(crate) async fn runs(&self, name: &Name<'_>) -> Result<bool> {
+        match self.signal(name, 0).await {
+            Ok(()) => Ok(true),
+            Err(TaskError::NotFound(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Leaves a note with the process's name, before there is a process, for the next shim.
+    pub(crate) async fn note(&self, name: &Name<'_>, note: Vec<u8>) -> Result<()> {
+        let key = name.key()?;
+        self.client().note(&key, note).await.map_err(holder_error)
+    }
+
     /// Leaves a copy of a descriptor with the process's name, for the next shim.
     pub(crate) async fn keep(&self, name: &Name<'_>, slot: Slot, fd: impl AsFd) -> Result<()> {
         let key = name.key()?;
-        self.client
+        self.client()
             .keep(&key, slot, fd.as_fd())
             .await
             .map_err(holder_error)
@@ -187,17 +209,17 @@ impl Processes {
     /// Closes a descriptor that was left.
     pub(crate) async fn drop_slot(&self, key: &Key, slot: Slot) {
         // Gone with its key, or with the holder.
-        drop(self.client.drop_slot(key, slot).await);
+        drop(self.client().drop_slot(key, slot).await);
     }
 
     /// What an earlier shim left with a name.
     pub(crate) async fn take(&self, name: &Name<'_>) -> Result<Option<Taken>> {
-        self.client.take(&name.key()?).await.map_err(holder_error)
+        self.client().take(&name.key()?).await.map_err(holder_error)
     }
 
     /// Everything with a name.
     pub(crate) async fn list(&self) -> Result<Vec<Entry>> {
-        self.client.list().await.map_err(holder_error)
+        self.client().list().await.map_err(holder_error)
     }
 
     /// Its end is known and recorded, or of no interest.
@@ -214,22 +236,58 @@ impl Processes {
             table.waiting.remove(key);
             table.early.remove(key);
         }
-        if let Err(error) = self.client.forget(key).await {
+        if let Err(error) = self.client().forget(key).await {
             tracing::warn!(%error, "forgetting a process");
         }
     }
 
+    /// Forgets a process now, or at its end if that is still to come. Who waits for it hears no
+    /// more of it.
+    pub(crate) async fn forget_when_ended(self: &Arc<Self>, name: &Name<'_>) {
+        let Ok(key) = name.key() else { return };
+        let end = self.expect(&key);
+        match self.client().forget(&key).await {
+            Ok(()) => {
+                self.lock().waiting.remove(&key);
+            }
+            Err(_) => self.forget_after(key, end),
+        }
+    }
+
+    /// Kills a process if it runs, waits up to `limit` for its end, and forgets it.
+    pub(crate) async fn end(self: &Arc<Self>, name: &Name<'_>, limit: Duration) {
+        let Ok(key) = name.key() else { return };
+        self.end_key(&key, limit).await;
+    }
+
+    async fn end_key(self: &Arc<Self>, key: &Key, limit: Duration) {
+        let end = self.expect(key);
+        if self.client().signal(key, nix::libc::SIGKILL).await.is_ok() {
+            // In time or not: the kernel has it.
+            drop(tokio::time::timeout(limit, end).await);
+        }
+        self.forget_key(key).await;
+    }
+
+    /// Does so with all execs of the task `id`.
+    pub(crate) async fn end_execs(self: &Arc<Self>, id: &str, limit: Duration) {
+        for entry in self.list().await.unwrap_or_default() {
+            if Name::exec_of(&entry.key).is_some_and(|(task, _)| task == id) {
+                self.end_key(&entry.key, limit).await;
+            }
+        }
+    }
+
     /// Forgets runc calls and loggers of an earlier shim, once they end.
-    pub(crate) async fn tidy(self: &Arc<Self>) -> Result<()> {
-        for entry in self.list().await? {
+    pub(crate) fn tidy(self: &Arc<Self>, entries: &[Entry]) {
+        for entry in entries {
             if entry.key.as_bytes().starts_with(b"tool/")
                 || entry.key.as_bytes().starts_with(b"logger/")
             {
                 let end = self.expect(&entry.key);
-                self.forget_after(entry.key, end);
+                self.forget_after(entry.key.clone(), end);
             }
         }
-        Ok(())
     }
 
     /// Forgets a process by itself at its `end`.
@@ -326,8 +384,8 @@ mod tests {
         assert_eq!(keys.len(), 5);
         let long = "x".repeat(76);
         let key = Name::Exec("abc", "abcd").key().unwrap();
-        assert!(Name::belongs(&key, "abc"));
-        assert!(!Name::belongs(&key, "ab") && !Name::belongs(&key, "abcd"));
+        assert_eq!(Name::exec_of(&key), Some(("abc", "abcd")));
+        assert_eq!(Name::exec_of(&Name::Task("a").key().unwrap()), None);
         Name::Exec(&long, &long).key().unwrap();
         Name::Logger(&long, u64::MAX).key().unwrap();
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::backend::Maker;
 use super::processes::Exit;
-use crate::runc::Settings;
 use crate::stdio::Names;
 
 /// See the module.
@@ -23,8 +23,8 @@ pub(crate) struct Record {
     pub(crate) bundle: PathBuf,
     /// Streams of the first process.
     pub(crate) stdio: Names,
-    /// How runc was called for it.
-    pub(crate) runc: Settings,
+    /// Who made the container.
+    pub(crate) maker: Maker,
     /// The first process; 0 while the container is being made.
     pub(crate) pid: i32,
     /// Whether the container's command has been let go.
@@ -88,29 +88,31 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, Settings};
+    use super::{Exit, Maker, Record};
     use crate::stdio::Names;
 
     #[test]
     fn a_record_comes_back() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Record::load(dir.path()).unwrap(), None);
+        let exit = Exit {
+            status: 3,
+            at: std::time::UNIX_EPOCH + std::time::Duration::from_nanos(5),
+        };
         let record = Record {
             id: "a".into(),
             bundle: "/b".into(),
             stdio: Names::default(),
-            runc: Settings {
-                binary: "runc".into(),
-                root: "/r".into(),
-                systemd_cgroup: false,
-                no_pivot_root: false,
-                no_new_keyring: false,
+            maker: Maker::Launcher {
+                cgroup: Some("/c".into()),
             },
             pid: 7,
             started: true,
-            exit: None,
+            exit: Some(exit.into()),
         };
         record.save(dir.path()).unwrap();
-        assert_eq!(Record::load(dir.path()).unwrap().as_ref(), Some(&record));
+        let loaded = Record::load(dir.path()).unwrap().unwrap();
+        assert_eq!(loaded, record);
+        assert_eq!(loaded.exit.map(Exit::from), Some(exit));
     }
 }

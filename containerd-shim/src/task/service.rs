@@ -20,7 +20,8 @@ use containerd_shim_protos::ttrpc::r#async::{Service, TtrpcContext};
 
 use super::convert::{any, status, timestamp};
 use super::error::TaskError;
-use super::one::{CreateTask, Task};
+use super::make::CreateTask;
+use super::one::Task;
 use super::{Tasks, check_id, options};
 use crate::stdio::Names;
 
@@ -204,8 +205,8 @@ impl TaskApi for Api {
         };
         Ok(PidsResponse {
             processes: task
-                .container
-                .pids()
+                .backend
+                .pids(task.init.state().pid)
                 .await?
                 .into_iter()
                 .map(describe)

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::gate::{self, Failure, Said};
 use super::plan::{self, Index, Plan, Process, Streams};
 use super::{identity, lookup, mounts};
-use crate::sys::process;
+use crate::sys::{privileges, process};
 
 /// Exit code of a clone that could not become its program; the gate has said why.
 const EXIT_FAILED: i32 = 255;
@@ -90,6 +90,7 @@ fn follow(fds: &[OwnedFd], gate: BorrowedFd<'_>) -> Step<()> {
         process::loopback_up().step(|| "bring up the loopback interface".into())?;
     }
     nix::unistd::setsid().step(|| "make a session".into())?;
+    privileges::own_keyring().step(|| "make a session keyring".into())?;
     // Modes are given in full where they matter.
     nix::sys::stat::umask(nix::sys::stat::Mode::empty());
 
@@ -108,6 +109,9 @@ fn follow(fds: &[OwnedFd], gate: BorrowedFd<'_>) -> Step<()> {
     let umask = plan.process.umask.unwrap_or(0o22);
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
 
+    // Of the container's own file, while it can be read.
+    let env = lookup::with_home(&plan.process);
+
     // A folder may be closed to root (an NFS export) or to the user.
     let entered = change_folder(&plan.process);
     let rights = identity::become_user(&plan.process)?;
@@ -117,7 +121,7 @@ fn follow(fds: &[OwnedFd], gate: BorrowedFd<'_>) -> Step<()> {
     inside().step(|| cwd_step(&plan.process))?;
     let program = lookup::find(&plan.process)?;
     let args = strings(&plan.process.args).step(|| "process.args".into())?;
-    let env = strings(&plan.process.env).step(|| "process.env".into())?;
+    let env = strings(&env).step(|| "process.env".into())?;
     place(&plan.process, fds, &streams)?;
     process::reset_signals().step(|| "reset signals".into())?;
 

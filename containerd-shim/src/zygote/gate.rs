@@ -41,13 +41,8 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.step)?;
         if self.errno != 0 {
-            let text = io::Error::from_raw_os_error(self.errno).to_string();
-            let text = text
-                .split(" (os error")
-                .next()
-                .unwrap_or_default()
-                .to_lowercase();
-            write!(f, ": {text}")?;
+            let error = io::Error::from_raw_os_error(self.errno);
+            write!(f, ": {}", words(&error))?;
         }
         if !self.detail.is_empty() {
             write!(f, ": {}", self.detail)?;
@@ -57,6 +52,15 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// A system call's error in the words that runc's users know: `no such file or directory`.
+pub(crate) fn words(error: &io::Error) -> String {
+    let text = error.to_string();
+    match (error.raw_os_error(), text.split_once(" (os error")) {
+        (Some(_), Some((words, _))) => words.to_lowercase(),
+        _ => text,
+    }
+}
 
 impl Said {
     /// The datagram that says this.

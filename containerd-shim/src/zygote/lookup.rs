@@ -1,7 +1,7 @@
 //! Finding the program, with the texts that runc and its users know.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Read};
 
 use nix::unistd::{AccessFlags, access};
 
@@ -47,6 +47,49 @@ pub(super) fn find(process: &Process) -> Step<CString> {
         return Err(failure(process, libc::EACCES, ""));
     }
     Err(failure(process, 0, "executable file not found in $PATH"))
+}
+
+/// Most that is read of a file that the container controls.
+const MAX_ACCOUNTS: u64 = 1 << 20;
+
+/// The environment with `HOME`, of the user's account unless it is set: as runc does.
+pub(super) fn with_home(process: &Process) -> Vec<Vec<u8>> {
+    let mut env = process.env.clone();
+    if !env.iter().any(|variable| variable.starts_with(b"HOME=")) {
+        let home = accounts().and_then(|text| home(&text, process.uid).map(<[u8]>::to_vec));
+        env.push([b"HOME=".as_slice(), home.as_deref().unwrap_or(b"/")].concat());
+    }
+    env
+}
+
+/// `/etc/passwd`, if it is a file.
+fn accounts() -> Option<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // A FIFO in its place may not hold us up.
+    let mut options = std::fs::OpenOptions::new();
+    options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open("/etc/passwd").ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(MAX_ACCOUNTS).read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+/// The home of `uid` in passwd(5).
+fn home(accounts: &[u8], uid: u32) -> Option<&[u8]> {
+    accounts.split(|byte| *byte == b'\n').find_map(|line| {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b':').collect();
+        let id = std::str::from_utf8(fields.get(2)?)
+            .ok()?
+            .parse::<u32>()
+            .ok()?;
+        let home = fields.get(5)?;
+        (id == uid && !home.is_empty() && !home.contains(&0)).then_some(*home)
+    })
 }
 
 fn path(process: &Process) -> &[u8] {
@@ -119,5 +162,16 @@ mod tests {
         );
         assert_eq!(text("/etc", ""), "exec: \"/etc\": is a directory");
         assert_eq!(text("", ""), "exec: \"\": no command");
+    }
+
+    #[test]
+    fn homes_are_found_by_number() {
+        let text = b"root:x:0:0:root:/root:/bin/sh\n\nbroken\napp:x:1000:1:,:/home/app:/bin/sh\n\
+                     again:x:1000:1::/other:\nnone:x:7:7:::\n";
+        assert_eq!(home(text, 0), Some(b"/root".as_slice()));
+        assert_eq!(home(text, 1000), Some(b"/home/app".as_slice()));
+        assert_eq!(home(text, 7), None);
+        assert_eq!(home(text, 8), None);
+        assert_eq!(home(b"", 0), None);
     }
 }

@@ -346,7 +346,7 @@ async fn cgroups_limit_freeze_and_go() {
     }
     cgroup.thaw().unwrap();
     assert!(!cgroup.frozen().unwrap());
-    cgroup.kill().unwrap();
+    cgroup.signal(nix::sys::signal::Signal::SIGKILL).unwrap();
     let exited = host.exit_of(&key).await;
     assert_eq!(exited.exit.code, 128 + Signal::SIGKILL as u32);
     cgroup.remove().unwrap();

@@ -11,9 +11,12 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
 use oci_spec::runtime::LinuxResources;
 
 pub use self::hierarchy::Hierarchies;
+
+use crate::zygote::gate::words;
 
 /// v1 hierarchies that each sandbox has a folder in.
 const CONTROLLERS: [&str; 4] = ["memory", "cpu", "cpuacct", "pids"];
@@ -27,7 +30,10 @@ pub struct Cgroup {
 }
 
 fn context(error: &io::Error, what: &str, path: &Path) -> io::Error {
-    io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+    io::Error::new(
+        error.kind(),
+        format!("{what} {}: {}", path.display(), words(error)),
+    )
 }
 
 impl Cgroup {
@@ -204,20 +210,34 @@ impl Cgroup {
         fs::read_to_string(folder.join(file))
     }
 
-    /// Kills all processes in it and below; forks lose the race on v2 only.
+    /// Processes in it that the kernel has killed for lack of memory; 0 if it cannot be asked.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        let file = if self.is_v2() {
+            "memory.events"
+        } else {
+            "memory.oom_control"
+        };
+        let text = self.read("memory", file).unwrap_or_default();
+        text.lines()
+            .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+            .unwrap_or_default()
+    }
+
+    /// Signals all processes in it and below. `SIGKILL` reaches those that fork meanwhile on v2 only.
     ///
     /// # Errors
     /// Reading or writing its files fails.
-    pub fn kill(&self) -> io::Result<()> {
-        if let (true, Some(folder)) = (self.is_v2(), self.folder("memory")) {
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        if let (true, Signal::SIGKILL, Some(folder)) = (self.is_v2(), signal, self.folder("memory"))
+        {
             match write(&folder.join("cgroup.kill"), "1") {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => return other,
             }
         }
         for pid in self.pids()? {
-            let pid = nix::unistd::Pid::from_raw(pid);
-            match nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL) {
+            match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal) {
                 Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -90,7 +90,11 @@ pub(crate) fn cases() -> Vec<Case> {
             "cat /proc/1/comm; hostname; cat /proc/self/oom_score_adj",
             |_| {},
         )
-        .must("sleep"),
+        .must("sleep")
+        .must("case")
+        .differs(
+            "without a score of its own an exec has its maker's: containerd's shim makes that 1",
+        ),
         exec("exec-rlimits", "ulimit -n", |p| {
             p["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "hard": 64, "soft": 64 }]);
         })

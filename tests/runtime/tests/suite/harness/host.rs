@@ -39,17 +39,13 @@ pub(crate) fn isolate() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-    // Shims keep their state here; with it in the test's own folder nothing meets the machine's.
-    fs::create_dir_all("/run/sandman-shim").unwrap();
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(
-        Some("tmpfs"),
-        "/run/sandman-shim",
-        Some("tmpfs"),
-        flags,
-        None::<&str>,
-    )
-    .unwrap();
+    // Shims and runc keep their state here; with it in the tests' own folders nothing meets the
+    // machine's, or what a killed run has left.
+    for folder in ["/run/sandman-shim", "/run/containerd"] {
+        fs::create_dir_all(folder).unwrap();
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        mount(Some("tmpfs"), folder, Some("tmpfs"), flags, None::<&str>).unwrap();
+    }
 }
 
 /// Where cargo puts binaries.

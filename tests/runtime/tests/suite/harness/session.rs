@@ -438,8 +438,10 @@ impl Session {
         format!("{:?}: {}", status.code(), self.neutral(status.message()))
     }
 
-    /// Without what is different by design: names of this container and its folder.
+    /// Without what is different by design: names of this container and its folder, and the name
+    /// of the program that failed.
     fn neutral(&self, text: &str) -> String {
         text.replace(&self.id, "ID")
+            .replace("failed: runc create failed: ", "failed: ")
     }
 }
