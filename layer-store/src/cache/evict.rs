@@ -1,5 +1,7 @@
 //! Which layers go when the store is too full. Pure.
 
+use super::Taken;
+
 /// How full the store may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -13,7 +15,7 @@ pub struct Limits {
     pub low_inodes: u64,
 }
 
-/// What is known of a layer for this decision.
+/// What a layer would give, for this decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage<L> {
     /// Whose.
@@ -24,14 +26,17 @@ pub struct Usage<L> {
     pub inodes: u64,
     /// When it was last mounted or released, in seconds since the epoch.
     pub last_used: u64,
-    /// Pinned by an operator, or mounted.
+    /// Pinned by an operator, mounted, or without anything to give.
     pub stays: bool,
 }
 
-/// The layers to remove, the least recently used first. Fewer than enough when the rest stays.
-pub(super) fn choose<L: Copy + Ord>(limits: &Limits, usage: &[Usage<L>]) -> Vec<L> {
-    let mut bytes: u64 = usage.iter().map(|layer| layer.bytes).sum();
-    let mut inodes: u64 = usage.iter().map(|layer| layer.inodes).sum();
+/// The layers to remove when this much is taken, the least recently used first. Fewer than enough
+/// when the rest stays.
+pub(super) fn choose<L: Copy + Ord>(limits: &Limits, taken: Taken, usage: &[Usage<L>]) -> Vec<L> {
+    let Taken {
+        mut bytes,
+        mut inodes,
+    } = taken;
     if bytes <= limits.high_bytes && inodes <= limits.high_inodes {
         return Vec::new();
     }
@@ -42,8 +47,8 @@ pub(super) fn choose<L: Copy + Ord>(limits: &Limits, usage: &[Usage<L>]) -> Vec<
         if bytes <= limits.low_bytes && inodes <= limits.low_inodes {
             break;
         }
-        bytes -= layer.bytes;
-        inodes -= layer.inodes;
+        bytes = bytes.saturating_sub(layer.bytes);
+        inodes = inodes.saturating_sub(layer.inodes);
         chosen.push(layer.layer);
     }
     chosen
@@ -52,6 +57,14 @@ pub(super) fn choose<L: Copy + Ord>(limits: &Limits, usage: &[Usage<L>]) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn choose<L: Copy + Ord>(limits: &Limits, usage: &[Usage<L>]) -> Vec<L> {
+        let taken = Taken {
+            bytes: usage.iter().map(|layer| layer.bytes).sum(),
+            inodes: usage.iter().map(|layer| layer.inodes).sum(),
+        };
+        super::choose(limits, taken, usage)
+    }
 
     const LIMITS: Limits = Limits {
         high_bytes: 100,

@@ -28,6 +28,8 @@ pub struct Entry {
     pub layer: LayerDigest,
     /// Bytes on disk, holes not counted.
     pub bytes: u64,
+    /// Those of them that are the archive; the rest is what finds a layer's bytes again.
+    pub data: u64,
     /// Whether it is complete.
     pub sealed: bool,
     /// Whether an operator pinned it.
@@ -38,13 +40,31 @@ pub struct Entry {
     pub last_used: u64,
 }
 
+/// What a cache takes of its file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Bytes on disk, holes not counted.
+    pub bytes: u64,
+    /// Files and folders.
+    pub inodes: u64,
+}
+
 /// What [`Cache::prune`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Layers that are gone.
     pub layers: Vec<LayerDigest>,
+    /// Layers of which only the index is left, from which they are filled again as they are read.
+    pub emptied: Vec<LayerDigest>,
     /// Bytes that they took.
     pub bytes: u64,
+}
+
+/// What is left of a layer whose data was to go.
+enum Left {
+    All,
+    Index,
+    Nothing,
 }
 
 /// The folder of a store.
@@ -127,6 +147,25 @@ impl Cache {
     /// # Errors
     /// The folder cannot be listed.
     pub fn list(&self) -> io::Result<Vec<Entry>> {
+        let all = self.entries()?;
+        Ok(all.into_iter().map(|(entry, _)| entry).collect())
+    }
+
+    /// What all layers take together.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub fn taken(&self) -> io::Result<Taken> {
+        let mut taken = Taken::default();
+        for (entry, inodes) in self.entries()? {
+            taken.bytes += entry.bytes;
+            taken.inodes += inodes;
+        }
+        Ok(taken)
+    }
+
+    /// All layers, with their files and folders.
+    fn entries(&self) -> io::Result<Vec<(Entry, u64)>> {
         let mut entries = Vec::new();
         for found in std::fs::read_dir(&self.inner.root)? {
             let found = found?;
@@ -134,26 +173,32 @@ impl Cache {
                 continue;
             };
             match self.entry(layer, &found.path()) {
-                Ok((entry, _)) => entries.push(entry),
+                Ok(entry) => entries.push(entry),
                 // Removed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        entries.sort_by_key(|entry| entry.layer);
+        entries.sort_by_key(|(entry, _)| entry.layer);
         Ok(entries)
     }
 
     fn entry(&self, layer: LayerDigest, folder: &Path) -> io::Result<(Entry, u64)> {
-        let (mut bytes, mut inodes) = (0, 1);
+        let (mut bytes, mut data, mut inodes) = (0, 0, 1);
         for file in std::fs::read_dir(folder)? {
+            let file = file?;
             // Blocks of 512 bytes, whatever the file system's are.
-            bytes += file?.metadata()?.blocks() * 512;
+            let taken = file.metadata()?.blocks() * 512;
+            bytes += taken;
+            if file.file_name() == layout::BLOB {
+                data = taken;
+            }
             inodes += 1;
         }
         let entry = Entry {
             layer,
             bytes,
+            data,
             sealed: folder.join(layout::SEALED).exists(),
             pinned: folder.join(layout::PINNED).exists(),
             users: self.inner.lock().get(&layer).copied().unwrap_or(0),
@@ -174,9 +219,10 @@ impl Cache {
         }
     }
 
-    /// Removes layers until the store is within its limits, the least recently used first.
-    /// `release` is called for each before anything of it is removed, to take it from the keeper
-    /// and the filler; a layer that cannot be released stays.
+    /// Makes room until the store is within its limits, the least recently used first. What is
+    /// filled of layers goes before their indexes, which are small and save a later start from
+    /// fetching a layer whole. `release` is called for each before anything of it is removed, to
+    /// take it from the keeper and the filler; a layer that cannot be released stays.
     ///
     /// # Errors
     /// The folder cannot be listed or changed.
@@ -185,28 +231,73 @@ impl Cache {
         limits: &Limits,
         release: &dyn Fn(LayerDigest) -> io::Result<()>,
     ) -> io::Result<Pruned> {
-        let mut usage = Vec::new();
-        for entry in self.list()? {
-            let Ok((entry, inodes)) = self.entry(entry.layer, &self.folder(entry.layer)) else {
-                continue;
-            };
-            usage.push(Usage {
-                layer: entry.layer,
-                bytes: entry.bytes,
-                inodes,
-                last_used: entry.last_used,
-                stays: entry.pinned || entry.users > 0,
-            });
-        }
-        let mut pruned = Pruned::default();
-        for layer in evict::choose(limits, &usage) {
+        let taken = self.taken()?;
+        let mut pruned = self.prune_data(limits, release)?;
+        let all = usage(self.entries()?, |entry, inodes| (entry.bytes, inodes));
+        for layer in evict::choose(limits, self.taken()?, &all) {
             if self.remove(layer, release)? {
-                let bytes = usage.iter().find(|usage| usage.layer == layer);
-                pruned.bytes += bytes.map_or(0, |usage| usage.bytes);
                 pruned.layers.push(layer);
             }
         }
+        let gone = &pruned.layers;
+        pruned.emptied.retain(|layer| !gone.contains(layer));
+        pruned.bytes = taken.bytes.saturating_sub(self.taken()?.bytes);
         Ok(pruned)
+    }
+
+    /// Does as much of [`Self::prune`] as leaves the indexes.
+    ///
+    /// # Errors
+    /// The folder cannot be listed or changed.
+    pub fn prune_data(
+        &self,
+        limits: &Limits,
+        release: &dyn Fn(LayerDigest) -> io::Result<()>,
+    ) -> io::Result<Pruned> {
+        let mut pruned = Pruned::default();
+        let taken = self.taken()?;
+        let data = usage(self.entries()?, |entry, _| (entry.data, 0));
+        let files = Taken { inodes: 0, ..taken };
+        for layer in evict::choose(limits, files, &data) {
+            match self.empty(layer, release)? {
+                Left::All => {}
+                Left::Index => pruned.emptied.push(layer),
+                Left::Nothing => pruned.layers.push(layer),
+            }
+        }
+        pruned.bytes = taken.bytes.saturating_sub(self.taken()?.bytes);
+        Ok(pruned)
+    }
+
+    /// Removes what is filled of a layer, unless somebody uses it.
+    fn empty(
+        &self,
+        layer: LayerDigest,
+        release: &dyn Fn(LayerDigest) -> io::Result<()>,
+    ) -> io::Result<Left> {
+        let folder = self.folder(layer);
+        let size = match LayerIndex::open(&folder.join(layout::INDEX)) {
+            Ok(index) if index.random_access() => index.tar_size(),
+            // It can only come whole again, if at all.
+            _ => {
+                return Ok(match self.remove(layer, release)? {
+                    true => Left::Nothing,
+                    false => Left::All,
+                });
+            }
+        };
+        let users = self.inner.lock();
+        if users.get(&layer).is_some_and(|users| *users > 0) || release(layer).is_err() {
+            return Ok(Left::All);
+        }
+        remove_file(&folder.join(layout::SEALED))?;
+        // A seal that came back after a crash would make holes pass for zeros.
+        File::open(&folder)?.sync_all()?;
+        remove_file(&folder.join(layout::FILLED))?;
+        let draft = folder.join("blob.new");
+        File::create(&draft)?.set_len(size)?;
+        std::fs::rename(draft, folder.join(layout::BLOB))?;
+        Ok(Left::Index)
     }
 
     /// Removes one layer, unless somebody uses it.
@@ -267,6 +358,24 @@ impl Drop for InUse {
             }
         }
     }
+}
+
+/// What the choice of victims needs to know of layers that give this many bytes and inodes.
+fn usage(
+    entries: Vec<(Entry, u64)>,
+    gives: impl Fn(&Entry, u64) -> (u64, u64),
+) -> Vec<Usage<LayerDigest>> {
+    let usage = |(entry, inodes): (Entry, u64)| {
+        let (bytes, inodes) = gives(&entry, inodes);
+        Usage {
+            layer: entry.layer,
+            bytes,
+            inodes,
+            last_used: entry.last_used,
+            stays: entry.pinned || entry.users > 0 || (bytes == 0 && inodes == 0),
+        }
+    };
+    entries.into_iter().map(usage).collect()
 }
 
 /// Brings one layer's folder back to something that is true.

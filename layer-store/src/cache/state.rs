@@ -42,6 +42,12 @@ impl BootId {
     }
 }
 
+impl std::fmt::Display for BootId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
 /// The record of filled spans.
 #[derive(Debug)]
 pub struct FilledFile {

@@ -199,3 +199,43 @@ fn layers_come_and_go_without_a_trace() {
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
     assert!(cache.inner.lock().is_empty());
 }
+
+#[test]
+fn data_goes_before_indexes() {
+    let root = tempfile::tempdir().unwrap();
+    let folders: Vec<_> = (1..=3).map(|n| layer(root.path(), n)).collect();
+    for (n, folder) in (1..).zip(&folders) {
+        fill(folder, boot(1), 0..2);
+        std::fs::write(folder.join(layout::BLOB), content(7)).unwrap();
+        seal(folder, DiffId([n; 32]), SIZE).unwrap();
+    }
+    let cache = Cache::open(root.path(), boot(1)).unwrap();
+    let used = cache.use_layer(digest(1)).unwrap();
+    let taken = cache.taken().unwrap();
+    let limits = Limits {
+        high_bytes: taken.bytes - 1,
+        low_bytes: taken.bytes - 2 * SIZE,
+        high_inodes: u64::MAX,
+        low_inodes: u64::MAX,
+    };
+    let pruned = cache.prune(&limits, &release_all).unwrap();
+    assert_eq!(pruned.layers, []);
+    assert_eq!(pruned.emptied, [digest(2), digest(3)]);
+    assert!(pruned.bytes >= 2 * SIZE);
+    // Nothing of it counts as filled, in this process or the next.
+    for cache in [cache, Cache::open(root.path(), boot(1)).unwrap()] {
+        let entries = cache.list().unwrap();
+        let sealed: Vec<_> = entries.iter().map(|entry| entry.sealed).collect();
+        assert_eq!(sealed, [true, false, false]);
+        assert!(entries.iter().all(|entry| cache.has(entry.layer)));
+        assert_eq!(filled(&folders[1], boot(1)), 0);
+        let blob = std::fs::metadata(folders[1].join(layout::BLOB)).unwrap();
+        assert_eq!((blob.len(), blob.blocks()), (SIZE, 0));
+        // There is nothing more to be had of them.
+        assert_eq!(
+            cache.prune(&limits, &release_all).unwrap(),
+            Pruned::default()
+        );
+    }
+    drop(used);
+}

@@ -8,12 +8,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
     fsconfig_create, fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
     move_mount, open_tree,
 };
+
+/// Longest list of names of extended attributes, and longest value (`XATTR_SIZE_MAX`).
+const MAX_XATTRS: usize = 64 << 10;
 
 /// Why there is no mount: what was tried, and the kernel's own words where it has any.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,69 @@ pub fn overlay(parts: &Overlay<'_>) -> Result<OwnedFd, MountError> {
     fs.flag("volatile")?;
     fs.string("source", Path::new("sandman"))?;
     fs.mount(MountAttrFlags::MOUNT_ATTR_NODEV)
+}
+
+/// Joins layers, the uppermost first, into a tree that nobody can change and from which nothing is
+/// run. `empty` is a folder without anything in it: overlays want two layers at least.
+///
+/// # Errors
+/// More than 499 layers.
+pub fn view(layers: &[BorrowedFd<'_>], empty: BorrowedFd<'_>) -> Result<OwnedFd, MountError> {
+    let fs = Config::open("overlay")?;
+    for layer in layers.iter().chain([&empty]) {
+        fs.descriptor("lowerdir+", *layer)?;
+    }
+    fs.string("source", Path::new("sandman"))?;
+    fs.mount(
+        MountAttrFlags::MOUNT_ATTR_RDONLY
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )
+}
+
+/// Gives an empty folder the mode, owner, time and attributes of a layer's top directory: the top
+/// of an overlay looks like its upper folder.
+///
+/// # Errors
+/// Those of the file system.
+pub fn look_like(top: BorrowedFd<'_>, folder: &Path) -> io::Result<()> {
+    let found = rustix::fs::statat(top, "", AtFlags::EMPTY_PATH)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    let top = rustix::fs::openat(top, ".", flags, Mode::empty())?;
+    let mut names = vec![0_u8; MAX_XATTRS];
+    let length = rustix::fs::flistxattr(&top, &mut names)?;
+    let mut value = vec![0_u8; MAX_XATTRS];
+    for name in names
+        .get(..length)
+        .unwrap_or_default()
+        .split(|byte| *byte == 0)
+    {
+        // What is the overlay's own says something of the layer, not of the tree.
+        if name.is_empty() || name.starts_with(b"trusted.overlay.") {
+            continue;
+        }
+        let length = rustix::fs::fgetxattr(&top, name, &mut value[..])?;
+        let value = value.get(..length).unwrap_or_default();
+        rustix::fs::fsetxattr(&folder, name, value, XattrFlags::empty())?;
+    }
+    rustix::fs::fchown(
+        &folder,
+        Some(Uid::from_raw(found.st_uid)),
+        Some(Gid::from_raw(found.st_gid)),
+    )?;
+    rustix::fs::fchmod(&folder, Mode::from_raw_mode(found.st_mode & 0o7777))?;
+    let modified = Timespec {
+        tv_sec: found.st_mtime,
+        tv_nsec: i64::try_from(found.st_mtime_nsec).unwrap_or(0),
+    };
+    let times = Timestamps {
+        last_access: modified,
+        last_modification: modified,
+    };
+    rustix::fs::futimens(&folder, &times)?;
+    Ok(())
 }
 
 /// Puts a mount at a path of this process's mount namespace.

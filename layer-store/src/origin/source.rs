@@ -44,7 +44,7 @@ pub struct Source {
     /// the registry must be asked again, not that we may not read.
     elsewhere: Mutex<Option<Url>>,
     rest: Mutex<Rest>,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 impl std::fmt::Debug for Source {
@@ -74,8 +74,14 @@ impl Source {
             patience,
             elsewhere: Mutex::default(),
             rest: Mutex::default(),
-            counters: Counters::default(),
+            counters: Arc::default(),
         }
+    }
+
+    /// Counts together with others.
+    #[must_use]
+    pub fn counted_by(self, counters: Arc<Counters>) -> Self {
+        Self { counters, ..self }
     }
 
     /// Host and port, for messages.

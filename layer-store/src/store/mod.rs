@@ -264,15 +264,26 @@ impl Store {
     /// # Errors
     /// The folder.
     pub fn prune(&self, limits: &CacheLimits) -> io::Result<Pruned> {
-        self.cache.prune(limits, &|layer| {
-            self.filler.remove(layer);
-            let released = self
-                .custodian
-                .controller()
-                .and_then(|controller| controller.drop_mount(layer))
-                .and_then(|()| self.custodian.unwatch(layer));
-            released.map_err(io::Error::other)
-        })
+        self.cache.prune(limits, &|layer| self.release(layer))
+    }
+
+    /// Does as much of [`Self::prune`] as leaves the indexes.
+    ///
+    /// # Errors
+    /// The folder.
+    pub fn prune_data(&self, limits: &CacheLimits) -> io::Result<Pruned> {
+        self.cache.prune_data(limits, &|layer| self.release(layer))
+    }
+
+    /// Nobody watches, fills or keeps a layer any more.
+    fn release(&self, layer: LayerDigest) -> io::Result<()> {
+        self.filler.remove(layer);
+        let released = self
+            .custodian
+            .controller()
+            .and_then(|controller| controller.drop_mount(layer))
+            .and_then(|()| self.custodian.unwatch(layer));
+        released.map_err(io::Error::other)
     }
 }
 
