@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::eviction::Thresholds;
 use crate::images::RegistryConfig;
+use crate::layers::LayersConfig;
 use crate::network::Ipv4Cidr;
 
 /// Everything one host needs to know about itself.
@@ -46,6 +47,9 @@ pub struct Config {
     /// Snapshotter of containerd that makes root filesystems.
     #[serde(default = "default_snapshotter")]
     pub snapshotter: String,
+    /// How the layers of images are kept.
+    #[serde(default)]
+    pub layers: LayersConfig,
     /// Folder of `Localhost` seccomp profiles.
     pub seccomp_profiles: Option<PathBuf>,
     /// What pods may reach of this host, if the virtual node's configuration agrees.
@@ -233,6 +237,9 @@ impl Config {
         self.eviction
             .check()
             .map_err(|reason| value("eviction", reason))?;
+        self.layers
+            .check()
+            .map_err(|reason| value("layers", reason))?;
         if self.pod_cidr.prefix() > 30 {
             return Err(value("pod_cidr", "has no room for pods; use /30 or larger"));
         }
@@ -354,6 +361,11 @@ mod tests {
                 "default_runtime = \"sandman\"",
                 "default_runtime = \"sandman\"\neviction = { disk_available_percent = 200 }",
                 "eviction: disk_available_percent",
+            ),
+            (
+                "default_runtime = \"sandman\"",
+                "default_runtime = \"sandman\"\nlayers = { folder = \"a\" }",
+                "layers: folder",
             ),
             (
                 "plain_http = true",

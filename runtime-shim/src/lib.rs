@@ -4,11 +4,13 @@
 //! holds and acts. Nothing that runs in a sandbox depends on this process being alive.
 
 pub mod agent;
+pub mod cache_commands;
 pub mod config;
 pub mod eviction;
 pub mod handler;
 pub mod host_api;
 pub mod images;
+pub mod layers;
 pub mod logs;
 mod machine;
 pub mod metrics;

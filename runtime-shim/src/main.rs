@@ -4,7 +4,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use sandman_runtime_shim::cache_commands;
 use sandman_runtime_shim::config::{Config, LogFormat};
 use sandman_runtime_shim::server;
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,6 +23,17 @@ struct Arguments {
     /// Check the configuration and exit.
     #[arg(long)]
     check: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What to do instead of serving.
+#[derive(Subcommand)]
+enum Command {
+    /// Look at the layers of a running host, and change what is kept of them.
+    #[command(subcommand)]
+    Cache(cache_commands::Command),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -29,6 +41,9 @@ fn main() -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     if arguments.check {
         return Ok(());
+    }
+    if let Some(Command::Cache(command)) = &arguments.command {
+        return cache_commands::run(&config, command);
     }
     log_to_stderr(config.log_format);
     rustls::crypto::ring::default_provider()

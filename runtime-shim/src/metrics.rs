@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -88,7 +89,16 @@ impl Metrics {
     /// Empty metrics.
     #[must_use]
     pub fn new() -> Self {
+        Self::with(None)
+    }
+
+    /// Empty metrics, with those of somebody else.
+    #[must_use]
+    pub fn with(other: Option<Box<dyn Collector>>) -> Self {
         let mut registry = Registry::with_prefix("sandman_host");
+        if let Some(other) = other {
+            registry.register_collector(other);
+        }
         let phases = Family::new_with_constructor(seconds as fn() -> Histogram);
         registry.register_with_unit(
             "create_phase",

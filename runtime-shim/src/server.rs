@@ -10,21 +10,27 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use prometheus_client::collector::Collector;
+use sandman_layer_store::store::StoreEvent;
 use sandman_protocol::identity::Role;
 use sandman_protocol::transport::{self, FleetTls};
 use sandman_protocol::v1::host_server::HostServer;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 use tracing::{info, warn};
 
+use crate::cache_commands;
 use crate::config::Config;
 use crate::eviction::Monitor;
 use crate::host_api::{HostService, InventorySource, Machine, Term, end_stale};
 use crate::images::{Images, ImagesConfig};
+use crate::layers::{self, LayerMetrics, Layers};
 use crate::logs::{LogLimits, LogStore};
 use crate::metrics::Metrics;
 use crate::network::{Network, NetworkConfig};
-use crate::rootfs::Snapshots;
+use crate::rootfs::{Overlays, RootFs, Snapshots};
 use crate::runtime::{Containerd, NAMESPACE, connect};
 use crate::sandbox::board::Board;
 use crate::sandbox::queue::CreationQueue;
@@ -55,7 +61,9 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         .with_context(|| format!("listen: cannot bind {}", config.listen))?;
     let measured = Machine::detect(&config).context("cannot measure the machine")?;
     let allocatable = measured.allocatable;
-    let host = Arc::new(host(&config, measured.capacity.memory_bytes).await?);
+    let (layers, layer_events) = open_layers(&config).await?.unzip();
+    let host = host(&config, measured.capacity.memory_bytes, layers.clone()).await?;
+    let host = Arc::new(host);
     let term = Arc::new(Term::load(host.store.clone()).context("cannot read the leader term")?);
     if let Some(address) = config.metrics_listen {
         let listener = TcpListener::bind(address)
@@ -66,8 +74,22 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
 
     let sandboxes = Sandboxes::start(host.clone(), allocatable).await?;
     end_stale(&host);
-    let (monitor, pressure) =
-        Monitor::new(sandboxes.clone(), config.eviction, config.data_dir.clone());
+    if let (Some(layers), Some(events)) = (layers.clone(), layer_events) {
+        tokio::spawn(layers::watch(layers.clone(), sandboxes.clone(), events));
+        let socket = cache_commands::bind(&config.state_dir).context("cache commands")?;
+        tokio::spawn(cache_commands::serve(
+            socket,
+            host.clone(),
+            layers,
+            shutdown.clone(),
+        ));
+    }
+    let (monitor, pressure) = Monitor::new(
+        sandboxes.clone(),
+        layers,
+        config.eviction,
+        config.data_dir.clone(),
+    );
     tokio::spawn(monitor.run(shutdown.clone()));
     let inventory = InventorySource::new(host, &config, measured, pressure);
     let service = HostServer::new(HostService::new(
@@ -100,21 +122,62 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     Ok(())
 }
 
-async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
+type LayerEvents = mpsc::UnboundedReceiver<StoreEvent>;
+
+/// The layer store, if the configuration wants one.
+async fn open_layers(config: &Config) -> anyhow::Result<Option<(Arc<Layers>, LayerEvents)>> {
+    if config.layers.mode == layers::Mode::Containerd {
+        return Ok(None);
+    }
+    let config = config.clone();
+    let open =
+        move || Layers::open(&config.layers, &config.state_dir, &config.data_dir).context("layers");
+    Ok(Some(tokio::task::spawn_blocking(open).await??))
+}
+
+async fn root_fs(
+    config: &Config,
+    channel: Channel,
+    images: &Images,
+    layers: Option<Arc<Layers>>,
+) -> anyhow::Result<Arc<dyn RootFs>> {
+    let snapshots = Snapshots::new(channel, &config.snapshotter, &config.state_dir);
+    let Some(layers) = layers else {
+        return Ok(Arc::new(snapshots));
+    };
+    let origins = images.origins();
+    let (state, data) = (config.state_dir.clone(), config.data_dir.clone());
+    let adopt = move || Overlays::adopt(layers, origins, snapshots, &state, &data);
+    let overlays = tokio::task::spawn_blocking(adopt).await?;
+    Ok(Arc::new(overlays.context("layers")?))
+}
+
+async fn host(
+    config: &Config,
+    memory_bytes: u64,
+    layers: Option<Arc<Layers>>,
+) -> anyhow::Result<Host> {
     let channel = connect(&config.containerd_socket)?;
     let agent =
         agent::mount_image(&config.daemon_image, &config.state_dir).context("daemon_image")?;
     let fifo_dir = config.state_dir.join("fifos");
     std::fs::create_dir_all(&fifo_dir)?;
-    let metrics = Metrics::new();
     let images = Images::new(
         channel.clone(),
         ImagesConfig {
             namespace: NAMESPACE.to_owned(),
             snapshotter: config.snapshotter.clone(),
             registries: config.registries.clone(),
+            state_dir: config.state_dir.clone(),
         },
+        layers.clone(),
     )?;
+    let counted = layers.clone().map(|layers| {
+        let counters = LayerMetrics::new(layers, Arc::clone(images.origins().counters()));
+        Box::new(counters) as Box<dyn Collector>
+    });
+    let metrics = Metrics::with(counted);
+    let rootfs = root_fs(config, channel.clone(), &images, layers).await?;
     let network = Network::start(NetworkConfig {
         state_dir: config.state_dir.clone(),
         pod_cidr: config.pod_cidr,
@@ -146,12 +209,8 @@ async fn host(config: &Config, memory_bytes: u64) -> anyhow::Result<Host> {
         width => width,
     };
     Ok(Host {
-        runtime: Arc::new(Containerd::new(channel.clone(), &config.snapshotter)),
-        rootfs: Arc::new(Snapshots::new(
-            channel,
-            &config.snapshotter,
-            &config.state_dir,
-        )),
+        runtime: Arc::new(Containerd::new(channel, &config.snapshotter)),
+        rootfs,
         images,
         network,
         volumes: Volumes::new(&config.state_dir, &config.data_dir, config.allow.clone())

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::net::Member;
 use crate::net::forward::Forward;
-use crate::settings::ContainerdVersion;
+use crate::settings::{ContainerdVersion, Layers};
 use crate::supervise::Launch;
 
 /// Runs a Sandman dev cluster on this machine: a real control plane, registry, virtual node and
@@ -41,6 +41,10 @@ pub(crate) struct UpArgs {
     /// The containerd of the hosts; 1.6 is Debian's [default: as before, or 2.4].
     #[arg(long)]
     pub(crate) containerd: Option<ContainerdVersion>,
+    /// Who keeps the layers of images: the layer store, or containerd's snapshotter [default: as
+    /// before, or containerd].
+    #[arg(long)]
+    pub(crate) layers: Option<Layers>,
     /// Use what was built last.
     #[arg(long)]
     pub(crate) no_build: bool,

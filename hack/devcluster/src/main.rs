@@ -149,6 +149,7 @@ fn options(arguments: UpArgs) -> up::Options {
         hosts: arguments.hosts,
         websockets: arguments.websockets,
         containerd: arguments.containerd,
+        layers: arguments.layers,
         build: !arguments.no_build,
         profile: arguments.profile,
     }

@@ -24,6 +24,9 @@ pub(crate) struct Settings {
     /// The containerd of the hosts.
     #[serde(default)]
     pub(crate) containerd: ContainerdVersion,
+    /// Who keeps the layers of images.
+    #[serde(default)]
+    pub(crate) layers: Layers,
     /// What the components run.
     pub(crate) artifacts: Artifacts,
 }
@@ -38,6 +41,26 @@ pub(crate) enum ContainerdVersion {
     /// Debian's.
     #[value(name = "1.6")]
     Debian,
+}
+
+/// Who keeps the layers of images on the hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum Layers {
+    /// The layer store.
+    Store,
+    /// containerd's snapshotter.
+    #[default]
+    Containerd,
+}
+
+impl Layers {
+    /// The name in runtime-shim's configuration.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Containerd => "containerd",
+        }
+    }
 }
 
 /// Ports on 127.0.0.1 of the machine's own namespace.

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::net::{MAX_HOSTS, ensure_fabric};
 use crate::pki;
 use crate::progress::Progress;
-use crate::settings::{ContainerdVersion, Ports, Settings};
+use crate::settings::{ContainerdVersion, Layers, Ports, Settings};
 use crate::supervise::{Outcome, Supervisor};
 
 /// A node registers, gets its certificate and connects to its hosts well within this.
@@ -37,6 +37,8 @@ pub(crate) struct Options {
     pub(crate) websockets: Option<bool>,
     /// Which containerd the hosts have; as before, or the current one, if not given.
     pub(crate) containerd: Option<ContainerdVersion>,
+    /// Who keeps the layers of images; as before, or containerd, if not given.
+    pub(crate) layers: Option<Layers>,
     /// Whether to build what is out of date.
     pub(crate) build: bool,
     /// Cargo profile of the workspace binaries.
@@ -53,6 +55,10 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
     let containerd = options
         .containerd
         .or(before.as_ref().map(|settings| settings.containerd))
+        .unwrap_or_default();
+    let layers = options
+        .layers
+        .or(before.as_ref().map(|settings| settings.layers))
         .unwrap_or_default();
     let artifacts = if options.build {
         let containerd = (hosts > 0).then_some(containerd);
@@ -73,6 +79,7 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
         ports,
         websockets,
         containerd,
+        layers,
         artifacts,
     };
     settings.save(layout)?;

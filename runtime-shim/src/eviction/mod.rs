@@ -27,6 +27,7 @@ pub use self::threshold::Thresholds;
 use self::alarm::Alarm;
 use self::rank::{Candidate, Usage, has_storage_limit, message, storage_violation, victim};
 use self::threshold::{Conditions, Shortage, Signal};
+use crate::layers::Layers;
 use crate::sandbox::Sandboxes;
 use crate::sandbox::view::View;
 
@@ -60,6 +61,7 @@ impl Pressure {
 /// Looks after the host.
 pub struct Monitor {
     sandboxes: Arc<Sandboxes>,
+    layers: Option<Arc<Layers>>,
     thresholds: Thresholds,
     data_dir: PathBuf,
     conditions: Conditions,
@@ -73,12 +75,14 @@ impl Monitor {
     #[must_use]
     pub fn new(
         sandboxes: Arc<Sandboxes>,
+        layers: Option<Arc<Layers>>,
         thresholds: Thresholds,
         data_dir: PathBuf,
     ) -> (Self, Pressure) {
         let (report, reported) = watch::channel(Vec::new());
         let mut monitor = Self {
             sandboxes,
+            layers,
             thresholds,
             data_dir,
             conditions: Conditions::default(),
@@ -113,9 +117,15 @@ impl Monitor {
 
     async fn look(&mut self, images: Option<PathBuf>) {
         let data_dir = self.data_dir.clone();
+        let layers = self.layers.clone();
         // A file system may make the caller wait.
-        let levels =
-            tokio::task::spawn_blocking(move || measure::levels(&data_dir, images.as_deref()));
+        let levels = tokio::task::spawn_blocking(move || {
+            // Layers grow as they are read, without a pull that would look after it.
+            if let Some(Err(error)) = layers.map(|layers| layers.keep_limits()) {
+                warn!(%error, "cannot remove layers");
+            }
+            measure::levels(&data_dir, images.as_deref())
+        });
         let levels = match levels.await {
             Ok(levels) => levels,
             Err(error) => {
@@ -185,6 +195,10 @@ impl Monitor {
 
     async fn relieve(&mut self, shortage: &Shortage) {
         let disk = !matches!(shortage.signal, Signal::Memory | Signal::Pids);
+        // What nobody uses goes before what somebody does.
+        if disk && self.free_layers(shortage).await {
+            return;
+        }
         let mut candidates = Vec::new();
         for (spec, view) in self.active() {
             let usage = self.usage(&spec, &view, disk).await;
@@ -198,6 +212,28 @@ impl Monitor {
                 self.going = Some((candidate.spec.uid.clone(), until));
             }
             None => warn!(?shortage, "the host is short, and there is no pod to evict"),
+        }
+    }
+
+    /// Removes unused layers until the shortage is over; whether any was removed.
+    async fn free_layers(&self, shortage: &Shortage) -> bool {
+        let Some(layers) = self.layers.clone() else {
+            return false;
+        };
+        let missing = shortage.wanted.saturating_sub(shortage.available);
+        let inodes = matches!(shortage.signal, Signal::DiskInodes | Signal::ImageInodes);
+        let (bytes, inodes) = if inodes { (0, missing) } else { (missing, 0) };
+        let freed = tokio::task::spawn_blocking(move || layers.free(bytes, inodes)).await;
+        match freed {
+            Ok(Ok(pruned)) => !pruned.layers.is_empty(),
+            Ok(Err(error)) => {
+                warn!(%error, "cannot remove layers");
+                false
+            }
+            Err(error) => {
+                warn!(%error, "cannot remove layers");
+                false
+            }
         }
     }
 

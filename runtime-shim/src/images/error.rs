@@ -95,6 +95,9 @@ pub(super) enum PullError {
     /// goes on with what is there.
     #[error("{0} was committed by another pull")]
     Overtaken(String),
+    /// The layer store of this host.
+    #[error("layer store: {0}")]
+    Store(String),
     /// containerd refused.
     #[error("containerd: {what}: {why}")]
     Containerd {

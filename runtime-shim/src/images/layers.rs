@@ -46,6 +46,23 @@ pub(super) struct Layer {
     chain_id: String,
 }
 
+impl Layer {
+    /// Digest of the blob.
+    pub(super) fn digest(&self) -> &str {
+        &self.descriptor.digest
+    }
+
+    /// Digest of the layer's uncompressed form.
+    pub(super) fn diff_id(&self) -> &str {
+        &self.diff_id
+    }
+
+    /// Bytes of the blob.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+}
+
 /// The layers of an image, lowest first. The configuration has been checked to
 /// name as many as the manifest.
 pub(super) fn stack(image: &ImageManifest, config: &ImageConfiguration) -> Vec<Layer> {

@@ -12,6 +12,9 @@ use super::documents;
 use super::error::PullError;
 use super::layers::{self, Layer, Shared};
 use super::manifest::{self, Document};
+use super::reference::Name;
+use super::stored::{NotStored, Stored};
+use crate::layers::LayerSet;
 
 /// Label of an image record: whether its pull needed a credential.
 pub(super) const ACCESS_LABEL: &str = "sandman.dev/image-access";
@@ -25,6 +28,8 @@ pub(super) struct Local {
     pub(super) digest: String,
     pub(super) config: ImageConfiguration,
     pub(super) chain_id: String,
+    /// Its layers, if the store has them; else containerd has them unpacked.
+    pub(super) layers: Option<Arc<LayerSet>>,
     pub(super) size: u64,
     pub(super) private: bool,
 }
@@ -108,17 +113,34 @@ async fn read(store: &Containerd, record: &Record) -> Result<Option<Content>, Pu
 }
 
 /// The image behind a record, if all of it is here; unpacks it anew when only
-/// the snapshots are missing.
+/// the snapshots are missing. `name` is one of the image's.
 pub(super) async fn find(
     store: &Containerd,
     shared: &Shared,
     known: &Known,
+    stored: Option<&Stored>,
+    name: &Name,
     record: &Record,
 ) -> Result<Option<Local>, PullError> {
     let Some(content) = known.content(store, record).await? else {
         return Ok(None);
     };
     let chain_id = layers::top_of(&content.stack);
+    let local = |layers| Local {
+        digest: record.target.clone().unwrap_or_default().digest,
+        config: content.config.clone(),
+        chain_id: chain_id.clone(),
+        layers,
+        size: content.size,
+        private: is_private(record),
+    };
+    if let Some(stored) = stored {
+        match stored.find(name, &content.stack) {
+            Ok(Some(layers)) => return Ok(Some(local(Some(Arc::new(layers))))),
+            Ok(None) | Err(NotStored::Unsupported(_)) => {}
+            Err(NotStored::Failed(error)) => return Err(error),
+        }
+    }
     let unpacked = chain_id.is_empty() || {
         let present = store.has_snapshot(&chain_id).await;
         present.map_err(PullError::containerd("snapshot stat"))?
@@ -134,13 +156,7 @@ pub(super) async fn find(
             return Ok(None);
         }
     }
-    Ok(Some(Local {
-        digest: record.target.clone().unwrap_or_default().digest,
-        config: content.config.clone(),
-        chain_id,
-        size: content.size,
-        private: is_private(record),
-    }))
+    Ok(Some(local(None)))
 }
 
 async fn unpack(

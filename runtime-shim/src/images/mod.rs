@@ -22,6 +22,7 @@ mod manifest;
 mod pull;
 mod reference;
 mod registry;
+mod stored;
 
 use self::containerd::Containerd;
 pub use self::error::ImageError;
@@ -31,7 +32,10 @@ use self::flight::Flights;
 use self::layers::Shared;
 use self::local::{Known, Local};
 use self::reference::Name;
+pub(crate) use self::registry::Origins;
 use self::registry::{Credential, CredentialHash, Registries};
+use self::stored::Stored;
+use crate::layers::{LayerSet, Layers};
 
 /// Accepted credentials that are remembered; beyond it the registry is asked anew.
 const MAX_REMEMBERED_GRANTS: usize = 65_536;
@@ -73,6 +77,8 @@ pub struct ImagesConfig {
     pub snapshotter: String,
     /// By registry host as it appears in references, `docker.io` for the default.
     pub registries: BTreeMap<String, RegistryConfig>,
+    /// Folder on a volatile file system, for what must outlive this process but not the host.
+    pub state_dir: PathBuf,
 }
 
 /// One container's wish for an image.
@@ -102,6 +108,8 @@ pub struct Image {
     /// Name of the committed snapshot that holds the root file system; empty
     /// for an image without layers.
     pub chain_id: String,
+    /// The image's layers in the store; without them that snapshot is there.
+    pub layers: Option<Arc<LayerSet>>,
     /// The image's own configuration.
     pub config: ImageConfiguration,
     /// Bytes of its blobs, as the registry sends them.
@@ -132,7 +140,9 @@ pub struct Images {
 
 struct Inner {
     store: Containerd,
-    registries: Registries,
+    registries: Arc<Registries>,
+    origins: Arc<Origins>,
+    stored: Option<Stored>,
     shared: Shared,
     known: Known,
     pulls: Flights<PullKey, Result<(Arc<Local>, Duration), ImageError>>,
@@ -149,17 +159,25 @@ struct PullKey {
 }
 
 impl Images {
-    /// Uses an open connection to containerd.
+    /// Uses an open connection to containerd, and the layer store if there is one.
     ///
     /// # Errors
     /// A registry's configuration is unusable.
-    pub fn new(channel: Channel, config: ImagesConfig) -> Result<Self, ImagesConfigError> {
+    pub fn new(
+        channel: Channel,
+        config: ImagesConfig,
+        layers: Option<Arc<Layers>>,
+    ) -> Result<Self, ImagesConfigError> {
         let store = Containerd::new(channel, &config.namespace, config.snapshotter)
             .map_err(ImagesConfigError)?;
         let registries = Registries::new(config.registries).map_err(ImagesConfigError)?;
+        let registries = Arc::new(registries);
+        let origins = Origins::new(Arc::clone(&registries), &config.state_dir);
         let inner = Inner {
             store,
             registries,
+            origins: Arc::new(origins),
+            stored: layers.map(Stored::new),
             shared: Shared::new(),
             known: Known::default(),
             pulls: Flights::new(),
@@ -230,6 +248,32 @@ impl Images {
         ))
     }
 
+    /// Where the bytes of lazily filled layers come from.
+    pub(crate) fn origins(&self) -> Arc<Origins> {
+        Arc::clone(&self.inner.origins)
+    }
+
+    /// An image that is complete on this host, whoever may use it: for the host's operator.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub(crate) async fn local(&self, reference: &str) -> Result<Option<Image>, ImageError> {
+        let name = Name::parse(reference)?;
+        let local = self.inner.local(&name).await;
+        let local = local.map_err(|why| ImageError::inspect(reference, &why))?;
+        Ok(local.map(|local| image(&name, &local, None)))
+    }
+
+    /// Names of all image records.
+    ///
+    /// # Errors
+    /// containerd does not answer.
+    pub(crate) async fn names(&self) -> Result<Vec<String>, ImageError> {
+        let records = self.inner.store.images().await;
+        let records = records.map_err(|status| ImageError::inspect("*", &status.message()))?;
+        Ok(records.into_iter().map(|record| record.name).collect())
+    }
+
     /// Every image of this host with all its names, for the inventory.
     ///
     /// # Errors
@@ -278,7 +322,18 @@ impl Inner {
     async fn local(&self, name: &Name) -> Result<Option<Local>, PullError> {
         let record = self.store.image(&name.canonical()).await;
         match record.map_err(PullError::containerd("image get"))? {
-            Some(record) => local::find(&self.store, &self.shared, &self.known, &record).await,
+            Some(record) => {
+                let stored = self.stored.as_ref();
+                local::find(
+                    &self.store,
+                    &self.shared,
+                    &self.known,
+                    stored,
+                    name,
+                    &record,
+                )
+                .await
+            }
             None => Ok(None),
         }
     }
@@ -315,8 +370,12 @@ impl Inner {
         for credential in attempts {
             let session = self.registries.session(name, credential.clone())?;
             let private = credential.is_some();
-            match pull::pull(&self.store, &self.shared, &session, name, private).await {
+            let stored = self.stored.as_ref();
+            match pull::pull(&self.store, &self.shared, stored, &session, name, private).await {
                 Ok(local) => {
+                    if local.layers.is_some() {
+                        self.origins.accepted(name, credential.as_ref());
+                    }
                     if let Some(credential) = &credential {
                         self.grant(name.with_digest(&local.digest), credential);
                     }
@@ -341,6 +400,7 @@ fn image(name: &Name, local: &Local, pulled: Option<Pulled>) -> Image {
         name: name.canonical(),
         image_id: name.with_digest(&local.digest),
         chain_id: local.chain_id.clone(),
+        layers: local.layers.clone(),
         config: local.config.clone(),
         size: local.size,
         pulled,

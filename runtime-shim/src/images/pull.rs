@@ -1,6 +1,8 @@
 //! One pull, from the registry's manifest to a committed snapshot and an image
 //! record. Everything is held by a lease until the record refers to it.
 
+use std::sync::Arc;
+
 use containerd_client::services::v1::Image as Record;
 use containerd_client::types::Descriptor;
 use oci_spec::image::{ImageConfiguration, ImageManifest};
@@ -9,17 +11,20 @@ use super::blobs::{self, Blob};
 use super::containerd::{Containerd, Labels};
 use super::documents::{self, Fetched};
 use super::error::PullError;
-use super::layers::{self, Shared};
+use super::layers::{self, Layer, Shared};
 use super::local::{self, ACCESS_LABEL, ACCESS_PRIVATE, ACCESS_PUBLIC, Local};
 use super::manifest::{self, Document};
 use super::reference::{Name, Selector};
 use super::registry::Session;
+use super::stored::{NotStored, Stored};
+use crate::layers::LayerSet;
 
 /// Fetches, unpacks and records an image. `private` says whether the session
 /// holds a credential.
 pub(super) async fn pull(
     store: &Containerd,
     shared: &Shared,
+    stored: Option<&Stored>,
     session: &Session,
     name: &Name,
     private: bool,
@@ -28,7 +33,7 @@ pub(super) async fn pull(
         .with_lease()
         .await
         .map_err(PullError::containerd("lease"))?;
-    let result = pull_leased(&leased, shared, session, name, private).await;
+    let result = pull_leased(&leased, shared, stored, session, name, private).await;
     leased.release().await;
     result
 }
@@ -36,6 +41,7 @@ pub(super) async fn pull(
 async fn pull_leased(
     store: &Containerd,
     shared: &Shared,
+    stored: Option<&Stored>,
     session: &Session,
     name: &Name,
     private: bool,
@@ -60,13 +66,19 @@ async fn pull_leased(
 
     let config = configuration(store, shared, session, name, image).await?;
     let stack = layers::stack(image, &config);
-    layers::fetch_and_unpack(store, shared, session, name, &stack).await?;
-    local::keep_snapshot(
-        store,
-        image.config().digest().as_ref(),
-        layers::top_of(&stack),
-    )
-    .await?;
+    let in_store = match stored {
+        Some(stored) => store_layers(stored, shared, session, name, &stack).await?,
+        None => None,
+    };
+    if in_store.is_none() {
+        layers::fetch_and_unpack(store, shared, session, name, &stack).await?;
+        local::keep_snapshot(
+            store,
+            image.config().digest().as_ref(),
+            layers::top_of(&stack),
+        )
+        .await?;
+    }
 
     documents::put(store, &shared.fetching, name, bottom, references(image)).await?;
     if chosen.is_some() {
@@ -81,10 +93,29 @@ async fn pull_leased(
     Ok(Local {
         size: manifest::size(image).saturating_add(documents_size as u64),
         chain_id: layers::top_of(&stack),
+        layers: in_store,
         config,
         digest: top.digest,
         private,
     })
+}
+
+/// Brings an image's layers into the store; none if it is one that only containerd can unpack.
+async fn store_layers(
+    stored: &Stored,
+    shared: &Shared,
+    session: &Session,
+    name: &Name,
+    stack: &[Layer],
+) -> Result<Option<Arc<LayerSet>>, PullError> {
+    match stored.ensure(shared, session, name, stack).await {
+        Ok(layers) => Ok(Some(Arc::new(layers))),
+        Err(NotStored::Unsupported(why)) => {
+            tracing::info!(image = name.canonical(), why, "image left to containerd");
+            Ok(None)
+        }
+        Err(NotStored::Failed(error)) => Err(error),
+    }
 }
 
 /// What containerd's garbage collector must know to keep a manifest's blobs.

@@ -16,9 +16,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::accounts::AccountCache;
-use super::{RootFs, view};
+use super::{Root, RootFs, view};
 use crate::eviction::Disk;
-use crate::runtime::{NAMESPACE, RootMount, RuntimeError};
+use crate::images::Image;
+use crate::runtime::{NAMESPACE, RuntimeError};
 use crate::spec::Accounts;
 
 /// Preparing and removing touch directories and a database, with luck in a millisecond; a
@@ -95,16 +96,22 @@ impl Snapshots {
 
 #[async_trait]
 impl RootFs for Snapshots {
-    async fn prepare(&self, key: &str, chain_id: &str) -> Result<Vec<RootMount>, RuntimeError> {
-        match self.try_prepare(key, chain_id).await {
-            Ok(answer) => Ok(answer.mounts),
+    async fn prepare(&self, key: &str, image: &Image) -> Result<Root, RuntimeError> {
+        let answer = match self.try_prepare(key, &image.chain_id).await {
             Err(status) if status.code() == Code::AlreadyExists => {
                 self.remove(key).await?;
-                Ok(self.try_prepare(key, chain_id).await?.mounts)
+                self.try_prepare(key, &image.chain_id).await?
             }
-            Err(status) => Err(status.into()),
-        }
+            other => other?,
+        };
+        Ok(Root {
+            mounts: answer.mounts,
+            snapshot: Some(key.to_owned()),
+        })
     }
+
+    /// The mounts are descriptions: nothing was mounted here.
+    async fn handed_over(&self, _: &str) {}
 
     async fn remove(&self, key: &str) -> Result<(), RuntimeError> {
         let call = RemoveSnapshotRequest {
@@ -122,7 +129,7 @@ impl RootFs for Snapshots {
         &self,
         uid: &str,
         name: &str,
-        chain_id: &str,
+        image: &Image,
         point: &Path,
     ) -> Result<(), RuntimeError> {
         // A dot is in no id of a container.
@@ -131,7 +138,7 @@ impl RootFs for Snapshots {
         let call = ViewSnapshotRequest {
             snapshotter: self.snapshotter.clone(),
             key,
-            parent: chain_id.to_owned(),
+            parent: image.chain_id.clone(),
             labels: HashMap::from([
                 (GC_ROOT.to_owned(), jiff::Timestamp::now().to_string()),
                 (VOLUME_OF.to_owned(), uid.to_owned()),
@@ -196,11 +203,11 @@ impl RootFs for Snapshots {
         plugin.exports.get("root").map(PathBuf::from)
     }
 
-    async fn accounts(&self, chain_id: &str, root: &[RootMount]) -> Result<Accounts, RuntimeError> {
-        if let Some(known) = self.accounts.get(chain_id) {
+    async fn accounts(&self, image: &Image, root: &Root) -> Result<Accounts, RuntimeError> {
+        if let Some(known) = self.accounts.get(&image.chain_id) {
             return Ok(known);
         }
-        let (root, view_dir) = (root.to_vec(), self.view_dir.clone());
+        let (root, view_dir) = (root.mounts.clone(), self.view_dir.clone());
         let read = tokio::task::spawn_blocking(move || {
             let root = view::open(&root, &view_dir)?;
             super::accounts::read(&root)
@@ -211,7 +218,12 @@ impl RootFs for Snapshots {
             .map_err(|error| {
                 RuntimeError::Failed(format!("reading the image's accounts: {error}"))
             })?;
-        self.accounts.put(chain_id, &accounts);
+        self.accounts.put(&image.chain_id, &accounts);
         Ok(accounts)
+    }
+
+    /// Snapshots are unpacked whole.
+    fn on_unsealed_layers(&self) -> Vec<String> {
+        Vec::new()
     }
 }

@@ -81,8 +81,11 @@ impl Runtime for Containerd {
                 options: None,
             }),
             spec: Some(any_json(SPEC_URL, &container.spec)?),
-            snapshotter: self.snapshotter.clone(),
-            snapshot_key: container.snapshot.clone(),
+            snapshotter: match container.snapshot {
+                Some(_) => self.snapshotter.clone(),
+                None => String::new(),
+            },
+            snapshot_key: container.snapshot.clone().unwrap_or_default(),
             ..Default::default()
         };
         let call = CreateContainerRequest {

@@ -31,8 +31,8 @@ pub struct NewContainer {
     pub runtime: String,
     /// Image name, for people who list containers.
     pub image: String,
-    /// Snapshot that holds the root file system.
-    pub snapshot: String,
+    /// Snapshot that holds the root file system, if containerd makes it.
+    pub snapshot: Option<String>,
     /// The OCI spec.
     pub spec: Spec,
 }

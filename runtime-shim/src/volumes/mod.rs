@@ -25,6 +25,7 @@ mod termination;
 use self::atomic::Ownership;
 pub use self::etc::EtcFiles;
 use self::payload::Payload;
+pub(crate) use self::remove::tree as remove_tree;
 use crate::eviction::{Disk, measure};
 
 /// Open to every user of the pod, as the kubelet makes it.

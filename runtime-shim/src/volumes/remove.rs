@@ -25,7 +25,7 @@ const BATCH: usize = 4096;
 const MAX_PASSES: usize = 16;
 
 /// Removes `path` and all below it; succeeds if there is nothing.
-pub(super) fn tree(path: &Path) -> io::Result<()> {
+pub(crate) fn tree(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,

@@ -37,6 +37,8 @@ pub enum Component {
     RuntimeShim(u32),
     /// containerd of one host.
     Containerd(u32),
+    /// Keeper of one host's layers; only with the layer store.
+    LayerKeeper(u32),
     /// The image registry.
     Registry,
 }
@@ -50,6 +52,7 @@ impl Component {
             Self::StandbyVnode => "vnode-standby".to_owned(),
             Self::RuntimeShim(host) => format!("runtime-shim-{host}"),
             Self::Containerd(host) => format!("containerd-{host}"),
+            Self::LayerKeeper(host) => format!("keeper-{host}"),
             Self::Registry => "registry".to_owned(),
         }
     }

@@ -18,9 +18,11 @@ use crate::progress::Progress;
 use crate::settings::{Artifacts, ContainerdVersion};
 
 /// Binaries of the workspace that a cluster with hosts runs.
-const BINARIES: [&str; 4] = [
+const BINARIES: [&str; 6] = [
     "sandman-vnode",
     "sandman-runtime-shim",
+    "sandman-layer-keeper",
+    "sandman-layer-filler",
     "sandman-certs",
     "sandman-images",
 ];

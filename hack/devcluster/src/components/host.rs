@@ -1,6 +1,8 @@
 //! A dedicated host: its own containerd, in its own namespace and folders, and runtime-shim beside
 //! it. Everything that a real host has but the kernel.
 
+use std::path::{Path, PathBuf};
+
 use super::vnode::FLEET;
 use super::{Component, Plan, Probe, REGISTRY_PORT, toml_path, toml_string};
 use crate::components::registry::PRIVATE_PORT;
@@ -81,6 +83,36 @@ impl Plan<'_> {
         component
     }
 
+    /// Outlives runtime-shim, and asks before an incomplete layer is read.
+    pub(super) fn layer_keeper(&self, host: Member) -> anyhow::Result<Component> {
+        let root = self.layers_dir(host);
+        let socket = self.keeper_socket(host);
+        let argv = vec![
+            self.settings
+                .artifacts
+                .binary("sandman-layer-keeper")?
+                .display()
+                .to_string(),
+            "--root".to_owned(),
+            root.display().to_string(),
+            "--socket".to_owned(),
+            socket.display().to_string(),
+        ];
+        let mut component = Component::new(component_name("keeper", host), Some(host), argv);
+        component.dirs.push(root);
+        component.dirs.extend(socket.parent().map(Path::to_owned));
+        component.ready = Probe::Unix(socket);
+        Ok(component)
+    }
+
+    fn layers_dir(&self, host: Member) -> PathBuf {
+        self.layout.data_dir(&host.to_string()).join("layers")
+    }
+
+    fn keeper_socket(&self, host: Member) -> PathBuf {
+        self.layout.host_run_dir(host).join("keeper/socket")
+    }
+
     pub(super) fn runtime_shim(&self, host: Member) -> anyhow::Result<Component> {
         let name = component_name("runtime-shim", host);
         let api = endpoint(host, HOST_API_PORT);
@@ -116,6 +148,11 @@ cgroup_parent = {cgroup}
 metrics_listen = "127.0.0.1:{METRICS_PORT}"
 default_runtime = "sandman"
 
+[layers]
+mode = {mode}
+folder = {layers}
+keeper_socket = {keeper}
+
 {HOST_ACCESS}
 [eviction]
 disk_available_percent = 1
@@ -140,6 +177,9 @@ plain_http = true
 [registries."{private}"]
 plain_http = true
 "#,
+            mode = toml_string(self.settings.layers.name()),
+            layers = toml_path(&self.layers_dir(host)),
+            keeper = toml_path(&self.keeper_socket(host)),
             host_name = toml_string(host),
             fleet = toml_string(FLEET),
             tls = toml_path(&tls),

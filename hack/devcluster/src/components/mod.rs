@@ -26,7 +26,7 @@ pub(crate) use self::{
 };
 use crate::layout::Layout;
 use crate::net::{Member, NetNs, endpoint, forward::Forward};
-use crate::settings::Settings;
+use crate::settings::{Layers, Settings};
 
 /// One process of the dev cluster.
 #[derive(Clone, Debug)]
@@ -138,6 +138,9 @@ impl Plan<'_> {
         all.extend(self.registries());
         for host in Member::hosts(self.settings.hosts) {
             all.push(self.containerd(host));
+            if self.settings.layers == Layers::Store {
+                all.push(self.layer_keeper(host)?);
+            }
             all.push(self.runtime_shim(host)?);
         }
         if self.settings.hosts > 0 {

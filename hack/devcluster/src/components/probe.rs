@@ -36,7 +36,11 @@ impl Probe {
     pub(crate) async fn check(&self, namespace: Option<&NetNs>, context: &ProbeContext) -> bool {
         match self {
             Self::Alive => true,
-            Self::Unix(path) => UnixStream::connect(path).is_ok(),
+            Self::Unix(path) => match UnixStream::connect(path) {
+                Ok(_) => true,
+                // Somebody listens, for packets instead of a stream.
+                Err(error) => error.raw_os_error() == Some(nix::libc::EPROTOTYPE),
+            },
             Self::Tcp(address) => {
                 let connect = || Ok(TcpStream::connect_timeout(address, TIMEOUT)?);
                 match namespace {

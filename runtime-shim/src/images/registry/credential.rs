@@ -2,12 +2,14 @@
 //! accepted credential is remembered without keeping it. Pure.
 
 use sandman_protocol::v1;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::images::reference::Name;
 
 /// What a registry is shown.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(in crate::images) enum Credential {
     /// User name and password.
     Password {

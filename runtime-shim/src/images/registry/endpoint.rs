@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RANGE, WWW_AUTHENTICATE};
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use reqwest::{Client, Response, Url};
 use tokio::sync::Mutex;
 
@@ -37,6 +37,16 @@ impl Endpoint {
             credential,
             authorization: Mutex::new(None),
         }
+    }
+
+    /// Whether this is the endpoint of that credential.
+    pub(super) fn shows(&self, credential: Option<&Credential>) -> bool {
+        self.credential.as_ref() == credential
+    }
+
+    /// Address of a blob.
+    pub(super) fn blob_url(&self, repository: &str, digest: &str) -> Option<Url> {
+        self.base.join(&format!("{repository}/blobs/{digest}")).ok()
     }
 
     /// Host and port, for messages.
@@ -84,7 +94,7 @@ impl Endpoint {
             // A second 401 is final. One after a token was used may be its expiry.
             if response.status() == StatusCode::UNAUTHORIZED
                 && !challenged
-                && let Some(fresh) = self.meet_challenge(&response, repository).await?
+                && let Some(fresh) = self.meet_challenge(response.headers(), repository).await?
             {
                 challenged = true;
                 *self.authorization.lock().await = Some(fresh.clone());
@@ -141,13 +151,32 @@ impl Endpoint {
         })
     }
 
+    /// What is shown at the moment.
+    pub(super) async fn authorization(&self) -> Option<HeaderValue> {
+        self.authorization.lock().await.clone()
+    }
+
+    /// Gets something new to show after an answer with these headers; whether there is any.
+    pub(super) async fn renew(
+        &self,
+        headers: &HeaderMap,
+        repository: &str,
+    ) -> Result<bool, PullError> {
+        let fresh = self.meet_challenge(headers, repository).await?;
+        let renewed = fresh.is_some();
+        // Without a challenge, as in ECR's 403 for a token that is too old, the next request shows
+        // nothing and gets one.
+        *self.authorization.lock().await = fresh;
+        Ok(renewed)
+    }
+
     async fn meet_challenge(
         &self,
-        response: &Response,
+        headers: &HeaderMap,
         repository: &str,
     ) -> Result<Option<HeaderValue>, PullError> {
-        let headers = response.headers().get_all(WWW_AUTHENTICATE);
         let challenge = headers
+            .get_all(WWW_AUTHENTICATE)
             .iter()
             .filter_map(|value| Challenge::parse(value.to_str().ok()?))
             .max_by_key(|challenge| matches!(challenge, Challenge::Bearer { .. }));

@@ -4,15 +4,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
 
 mod challenge;
 mod credential;
 mod endpoint;
+mod origins;
 mod session;
 
 pub(super) use self::credential::{Credential, CredentialHash, matching};
 use self::endpoint::Endpoint;
+pub(crate) use self::origins::Origins;
+pub(super) use self::origins::repository;
 pub(super) use self::session::Session;
 use super::RegistryConfig;
 use super::error::{PullError, chain};
@@ -29,12 +33,21 @@ const DOCKER_HUB_API: &str = "registry-1.docker.io";
 #[derive(Debug)]
 pub(super) struct Registries {
     configured: BTreeMap<String, Registry>,
-    default_client: Client,
+    default_clients: Clients,
+}
+
+/// Clients of one registry.
+#[derive(Clone, Debug)]
+struct Clients {
+    /// For pulls.
+    pulls: Client,
+    /// For ranges of blobs: it tells of redirects, which are followed once and remembered.
+    ranges: Client,
 }
 
 #[derive(Debug)]
 struct Registry {
-    client: Client,
+    clients: Clients,
     config: RegistryConfig,
 }
 
@@ -42,13 +55,12 @@ impl Registries {
     pub(super) fn new(configs: BTreeMap<String, RegistryConfig>) -> Result<Self, String> {
         let mut configured = BTreeMap::new();
         for (host, config) in configs {
-            let client = client(&config).map_err(|why| format!("registries.{host:?}.{why}"))?;
-            configured.insert(host, Registry { client, config });
+            let clients = clients(&config).map_err(|why| format!("registries.{host:?}.{why}"))?;
+            configured.insert(host, Registry { clients, config });
         }
-        let default_client = client(&RegistryConfig::default())?;
         Ok(Self {
             configured,
-            default_client,
+            default_clients: clients(&RegistryConfig::default())?,
         })
     }
 
@@ -68,13 +80,21 @@ impl Registries {
     ) -> Result<Session, PullError> {
         let registry = name.registry();
         let mut endpoints = Vec::new();
-        if let Some(configured) = self.configured.get(registry) {
-            for mirror in &configured.config.mirrors {
-                endpoints.push(self.endpoint(mirror, self.own_credential(mirror_host(mirror)))?);
-            }
+        for mirror in self.mirrors(registry) {
+            endpoints.push(self.endpoint(mirror, self.own_credential(mirror_host(mirror)))?);
         }
         endpoints.push(self.endpoint(registry, credential)?);
         Ok(Session::new(endpoints, name.repository()))
+    }
+
+    fn mirrors(&self, registry: &str) -> &[String] {
+        let configured = self.configured.get(registry);
+        configured.map_or(&[], |registry| &registry.config.mirrors)
+    }
+
+    fn clients(&self, address: &str) -> &Clients {
+        let configured = self.configured.get(mirror_host(address));
+        configured.map_or(&self.default_clients, |registry| &registry.clients)
     }
 
     fn endpoint(
@@ -96,9 +116,7 @@ impl Registries {
         let base = Url::parse(&format!("{scheme}://{api_host}/v2/")).map_err(|error| {
             PullError::Malformed(format!("registry address {address:?}: {error}"))
         })?;
-        let client = configured
-            .map_or(&self.default_client, |registry| &registry.client)
-            .clone();
+        let client = self.clients(address).pulls.clone();
         Ok(Endpoint::new(client, base, credential))
     }
 }
@@ -110,8 +128,16 @@ fn mirror_host(address: &str) -> &str {
         .trim_end_matches('/')
 }
 
-fn client(config: &RegistryConfig) -> Result<Client, String> {
+fn clients(config: &RegistryConfig) -> Result<Clients, String> {
+    Ok(Clients {
+        pulls: client(config, Policy::default())?,
+        ranges: client(config, Policy::none())?,
+    })
+}
+
+fn client(config: &RegistryConfig, redirects: Policy) -> Result<Client, String> {
     let mut builder = Client::builder()
+        .redirect(redirects)
         .user_agent(concat!("sandman/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT);

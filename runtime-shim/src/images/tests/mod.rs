@@ -82,8 +82,9 @@ impl Fixture {
                 ("mirrored.invalid".to_owned(), mirrored),
             ]
             .into(),
+            state_dir: folder.path().to_owned(),
         };
-        let images = Images::new(channel.clone(), config).unwrap();
+        let images = Images::new(channel.clone(), config, None).unwrap();
         Some(Self {
             process,
             _folder: folder,

@@ -154,7 +154,7 @@ async fn mount_images(
             })?;
         let mounted = host
             .rootfs
-            .mount_image(&spec.uid, &volume.name, &pulled.chain_id, &point)
+            .mount_image(&spec.uid, &volume.name, &pulled, &point)
             .await;
         mounted.map_err(|error| {
             let message = format!(

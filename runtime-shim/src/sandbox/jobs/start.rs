@@ -18,7 +18,8 @@ use crate::images::Image;
 use crate::logs::ContainerLog;
 use crate::metrics::Phase;
 use crate::network::PodNetwork;
-use crate::runtime::{NewContainer, RootMount, RuntimeError, Stdio};
+use crate::rootfs::Root;
+use crate::runtime::{NewContainer, RuntimeError, Stdio};
 use crate::sandbox::facts::{START_ERROR_EXIT_CODE, Termination, User, VolumePaths};
 use crate::sandbox::identity::Identity;
 use crate::sandbox::live::Waiting;
@@ -152,7 +153,7 @@ async fn refused(host: &Host, request: &StartRequest, id: &str, trouble: &Troubl
 struct Made {
     /// Held until the task is there.
     processes: Option<PidNamespace>,
-    root: Vec<RootMount>,
+    root: Root,
     log: Option<ContainerLog>,
     user: Option<User>,
 }
@@ -160,8 +161,8 @@ struct Made {
 /// Everything up to the record of the container.
 async fn create(host: &Host, request: &StartRequest, id: &str) -> Result<Made, Trouble> {
     let begin = Instant::now();
-    let root = host.rootfs.prepare(id, &request.image.chain_id).await?;
-    let accounts = host.rootfs.accounts(&request.image.chain_id, &root).await?;
+    let root = host.rootfs.prepare(id, &request.image).await?;
+    let accounts = host.rootfs.accounts(&request.image, &root).await?;
     host.metrics.phase(Phase::Mount, begin.elapsed());
 
     let processes = match &request.target {
@@ -192,7 +193,7 @@ async fn create(host: &Host, request: &StartRequest, id: &str) -> Result<Made, T
         labels: request.identity.labels(),
         runtime: runtime.clone(),
         image: request.image.name.clone(),
-        snapshot: id.to_owned(),
+        snapshot: root.snapshot.clone(),
         spec,
     };
     host.runtime.create(&container).await?;
@@ -238,7 +239,8 @@ async fn run(host: &Host, request: &StartRequest, id: &str, made: Made) -> Start
     } = made;
     let begin = Instant::now();
     let stdio = host.container_stdio(id, (&request.container).into());
-    let mut result = host.runtime.create_task(id, root, &stdio).await;
+    let mut result = host.runtime.create_task(id, root.mounts, &stdio).await;
+    host.rootfs.handed_over(id).await;
     if result.is_ok() {
         result = host.runtime.start(id).await;
     }
