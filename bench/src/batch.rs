@@ -1,5 +1,6 @@
 //! Pods of one subject that are created together, watched until they are Ready, and removed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -7,6 +8,7 @@ use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use tokio::sync::Semaphore;
 
 use crate::cluster::Session;
 use crate::pod::{BATCH_LABEL, sleeper};
@@ -25,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) pods: usize,
     /// Create requests under way at once.
     pub(crate) concurrency: usize,
+    /// Pods requested and not yet Ready at once, if that is bounded.
+    pub(crate) window: Option<usize>,
     /// For all to be Ready, and again for all to be gone.
     pub(crate) deadline: Duration,
 }
@@ -50,10 +54,17 @@ impl Batch {
         let mut timeline = Timeline::new(plan.pods);
 
         let creator = api.clone();
+        let room = Arc::new(Semaphore::new(plan.window.unwrap_or(plan.pods)));
+        let permits = Arc::clone(&room);
         let create = move |(name, pod): (String, Pod)| {
             let api = creator.clone();
+            let room = Arc::clone(&permits);
             // A task of its own, so that requests do not wait for the watch to be read.
             tokio::spawn(async move {
+                // Given back when the pod is settled. Nobody closes it.
+                if let Ok(permit) = room.acquire_owned().await {
+                    permit.forget();
+                }
                 let requested = Instant::now();
                 let answer = api.create(&PostParams::default(), &pod).await;
                 (name, requested, answer)
@@ -65,6 +76,7 @@ impl Batch {
         let deadline = tokio::time::sleep(plan.deadline);
         tokio::pin!(deadline);
         while !timeline.is_settled() {
+            let settled = timeline.settled();
             tokio::select! {
                 Some(created) = creations.next() => match created? {
                     (name, requested, Ok(_)) => timeline.created(&name, requested),
@@ -81,6 +93,7 @@ impl Batch {
                 },
                 () = &mut deadline => break,
             }
+            room.add_permits(timeline.settled() - settled);
         }
         let outcome = timeline.finish();
         for (pod, reason) in outcome.failures.iter().take(FAILURES_TOLD) {
@@ -151,6 +164,7 @@ pub(crate) async fn warm(
         // Placement spreads; the second pod a host is for those that it does not spread evenly.
         pods: 2 * hosts,
         concurrency: hosts,
+        window: None,
         deadline,
     };
     tracing::info!(subject = subject.name(), pods = plan.pods, "warming up");

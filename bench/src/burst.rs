@@ -48,6 +48,7 @@ async fn turn(
         name: format!("burst-{}-{round}", subject.name()),
         pods: arguments.pods.get(),
         concurrency: arguments.concurrency.get(),
+        window: None,
         deadline: arguments.deadline,
     };
     let before = machine::busy();

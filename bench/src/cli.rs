@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Burst(BurstArgs),
     /// Run `true` in a running pod again and again: time from request to exit status.
     Exec(ExecArgs),
+    /// Hold many pods at once: all Ready, what each costs, and nothing left when they are gone.
+    Density(DensityArgs),
 }
 
 /// Arguments of `burst`.
@@ -66,6 +68,29 @@ pub(crate) struct ExecArgs {
     pub(crate) count: NonZeroUsize,
     #[command(flatten)]
     pub(crate) comparison: Comparison,
+}
+
+/// Arguments of `density`.
+#[derive(Debug, Args)]
+pub(crate) struct DensityArgs {
+    /// Pods at once.
+    #[arg(long, default_value = "1000")]
+    pub(crate) count: NonZeroUsize,
+    /// Pods requested and not yet Ready at once.
+    #[arg(long, default_value = "32")]
+    pub(crate) window: NonZeroUsize,
+    /// Pods picked at random in which a command is run.
+    #[arg(long, default_value = "200")]
+    pub(crate) execs: usize,
+    /// Seconds in which all pods must be Ready, and again gone.
+    #[arg(long, default_value = "7200", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+    /// Peers to measure beside Sandman.
+    #[arg(long = "peer", value_enum, value_delimiter = ',')]
+    pub(crate) peers: Vec<Subject>,
+    /// Pods at once on a peer, which holds fewer.
+    #[arg(long, default_value = "100")]
+    pub(crate) peer_count: NonZeroUsize,
 }
 
 /// Whom to measure, and how often.

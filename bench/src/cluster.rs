@@ -1,6 +1,7 @@
 //! The cluster under test: found or started, with the peers' nodes and a namespace of the bench's
 //! own in it. What was started or made here is ended and removed at the end.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,6 +12,7 @@ use kube::runtime::wait::{Condition, await_condition};
 use kube::{Client, Config};
 use serde_json::json;
 
+use crate::census::Place;
 use crate::cli::DevArgs;
 use crate::dev::{Dev, State};
 use crate::subject::Subject;
@@ -42,6 +44,10 @@ pub(crate) struct Session {
     pub(crate) image: String,
     /// Hosts of Sandman's node.
     pub(crate) hosts: usize,
+    /// containerd's client, and where each host's containerd listens.
+    pub(crate) containerd: (PathBuf, Vec<PathBuf>),
+    /// Where its pods leave traces.
+    pub(crate) place: Place,
 }
 
 impl Session {
@@ -80,6 +86,20 @@ impl Cluster {
             namespace: format!("sandman-bench-{:.8}", uuid::Uuid::new_v4().simple()),
             image: format!("{}/{IMAGE}", variable("SANDMAN_REGISTRY")?),
             hosts: variable("SANDMAN_HOSTS")?.parse()?,
+            containerd: (
+                variable("SANDMAN_CTR")?.into(),
+                variable("SANDMAN_CONTAINERD")?
+                    .split(':')
+                    .map(PathBuf::from)
+                    .collect(),
+            ),
+            place: Place {
+                cgroup_parent: variable("SANDMAN_CGROUP_PARENT")?,
+                mount_marks: vec![
+                    format!("sandman-{}", variable("SANDMAN_INSTANCE")?),
+                    variable("SANDMAN_STATE_DIR")?,
+                ],
+            },
         };
         if subjects.contains(&Subject::Sandman) && session.hosts == 0 {
             bail!("the dev cluster has no hosts; run `hack/dev down`, or give --peers-only");
@@ -90,6 +110,22 @@ impl Cluster {
             self.start(subject, &session.client).await?;
         }
         Ok(session)
+    }
+
+    /// Processes of the control plane, by the names of `hack/dev status`.
+    pub(crate) async fn control_plane(&self) -> anyhow::Result<Vec<u32>> {
+        const NAMES: [&str; 4] = ["etcd", "apiserver", "controller-manager", "scheduler"];
+        let status = self.dev.status().await?;
+        let components = status["components"].as_array().cloned().unwrap_or_default();
+        let pids: Vec<u32> = components
+            .iter()
+            .filter(|one| NAMES.iter().any(|name| one["component"] == *name))
+            .filter_map(|one| one["pid"].as_u64()?.try_into().ok())
+            .collect();
+        if pids.len() != NAMES.len() {
+            bail!("`hack/dev status` does not show {}", NAMES.join(", "));
+        }
+        Ok(pids)
     }
 
     async fn up(&mut self) -> anyhow::Result<()> {

@@ -47,6 +47,13 @@ impl Dev {
         Ok(if absent { State::Absent } else { State::Ailing })
     }
 
+    /// All that `hack/dev status` says.
+    pub(crate) async fn status(&self) -> anyhow::Result<serde_json::Value> {
+        let output = self.output(&["status", "--json"]).await?;
+        serde_json::from_slice(&output.stdout)
+            .context("`hack/dev status` does not answer; its reason is above")
+    }
+
     /// Variables that describe the running cluster.
     pub(crate) async fn variables(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let output = self.output(&["env", "--json"]).await?;

@@ -76,6 +76,7 @@ impl Target {
             name: format!("exec-{}", subject.name()),
             pods: 1,
             concurrency: 1,
+            window: None,
             deadline: READY_WITHIN,
         };
         let (batch, outcome) = Batch::create(session, plan).await?;

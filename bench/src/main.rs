@@ -8,8 +8,10 @@
 
 mod batch;
 mod burst;
+mod census;
 mod cli;
 mod cluster;
+mod density;
 mod dev;
 mod exec;
 mod machine;
@@ -79,6 +81,7 @@ async fn measure(cluster: &mut Cluster, cli: &Cli) -> anyhow::Result<Report> {
     match &cli.command {
         Command::Burst(arguments) => burst::run(cluster, arguments).await,
         Command::Exec(arguments) => exec::run(cluster, arguments).await,
+        Command::Density(arguments) => density::run(cluster, arguments).await,
     }
 }
 

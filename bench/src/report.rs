@@ -25,6 +25,19 @@ pub(crate) enum Metric {
     FloorP50Ms,
     /// Processor seconds of the whole machine, control plane and bench included.
     CpuS,
+    /// [`Metric::P50Ms`] of the first tenth, at most a thousand.
+    FirstP50Ms,
+    /// [`Metric::P50Ms`] of the last tenth, at most a thousand.
+    LastP50Ms,
+    /// Median of commands in pods picked at random.
+    ExecP50Ms,
+    /// Memory that a pod takes on its host, in MB: what the machine has less of, without what
+    /// the control plane has grown by.
+    MemMbEach,
+    /// What the control plane has grown by, in MB.
+    ControlMb,
+    /// What the machine had less of after all pods were gone, in MB.
+    LeftMb,
 }
 
 impl Metric {
@@ -36,6 +49,12 @@ impl Metric {
             Self::P99Ms => "P99 MS",
             Self::FloorP50Ms => "FLOOR MS",
             Self::CpuS => "CPU S",
+            Self::FirstP50Ms => "FIRST MS",
+            Self::LastP50Ms => "LAST MS",
+            Self::ExecP50Ms => "EXEC MS",
+            Self::MemMbEach => "MB EACH",
+            Self::ControlMb => "CONTROL MB",
+            Self::LeftMb => "LEFT MB",
         }
     }
 }
@@ -91,9 +110,20 @@ pub(crate) struct Report {
 impl Report {
     /// Sums the rounds of each subject up. `n` is the number of operations in a round.
     pub(crate) fn new(bench: &'static str, n: usize, subjects: &[(Subject, Vec<Round>)]) -> Self {
-        let mut rows: Vec<Row> = subjects
+        let sized = subjects
             .iter()
-            .map(|(subject, rounds)| Row {
+            .map(|(subject, rounds)| (*subject, n, rounds));
+        Self::sized(bench, sized)
+    }
+
+    /// The same, where `n` differs from subject to subject.
+    pub(crate) fn sized<'a>(
+        bench: &'static str,
+        subjects: impl IntoIterator<Item = (Subject, usize, &'a Vec<Round>)>,
+    ) -> Self {
+        let mut rows: Vec<Row> = subjects
+            .into_iter()
+            .map(|(subject, n, rounds)| Row {
                 bench,
                 subject: subject.name(),
                 peer: None,

@@ -26,7 +26,7 @@ struct Track {
 /// What came of a batch.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
-    /// From request to Ready, of the pods that did not fail.
+    /// From request to Ready, of the pods that did not fail, in the order of their requests.
     pub(crate) latencies: Vec<Duration>,
     /// From the first request to the last pod Ready.
     pub(crate) span: Duration,
@@ -91,17 +91,21 @@ impl Timeline {
         self.settled >= self.expected
     }
 
+    /// Number of pods that were requested and are Ready or failed.
+    pub(crate) fn settled(&self) -> usize {
+        self.settled
+    }
+
     /// Sums up; what is not settled has failed, for its time is up.
     pub(crate) fn finish(self) -> Outcome {
         let mut outcome = Outcome::default();
         let first = self.pods.values().filter_map(|track| track.requested).min();
         let mut last = None;
+        let mut ready_ones = Vec::new();
         for (name, track) in self.pods {
             match (track.failure, track.requested, track.ready) {
                 (None, Some(requested), Some(ready)) => {
-                    outcome
-                        .latencies
-                        .push(ready.saturating_duration_since(requested));
+                    ready_ones.push((requested, ready.saturating_duration_since(requested)));
                     last = last.max(Some(ready));
                 }
                 (Some(reason), ..) => outcome.failures.push((name, reason)),
@@ -111,6 +115,8 @@ impl Timeline {
                 }
             }
         }
+        ready_ones.sort();
+        outcome.latencies = ready_ones.into_iter().map(|(_, took)| took).collect();
         if let (Some(first), Some(last)) = (first, last) {
             outcome.span = last.saturating_duration_since(first);
         }

@@ -36,6 +36,23 @@ pub(crate) fn variables(layout: &Layout) -> anyhow::Result<BTreeMap<&'static str
         ("SANDMAN_NODE", NODE.to_owned()),
         ("SANDMAN_HOSTS", settings.hosts.to_string()),
         (
+            "SANDMAN_CTR",
+            settings
+                .artifacts
+                .containerd_dir()
+                .join("ctr")
+                .display()
+                .to_string(),
+        ),
+        // Sockets of the hosts' containerd, in the hosts' order.
+        (
+            "SANDMAN_CONTAINERD",
+            Member::hosts(settings.hosts)
+                .map(|host| layout.containerd_socket(host).display().to_string())
+                .collect::<Vec<_>>()
+                .join(":"),
+        ),
+        (
             "SANDMAN_KUBE_DEV",
             settings.artifacts.kube_dev.display().to_string(),
         ),
