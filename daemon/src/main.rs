@@ -3,6 +3,7 @@
 //! The runtime binds this binary below `/dev` in each container, so it may rely
 //! on nothing the image holds: no shell, no libc, no `/etc`, no writable path.
 
+mod control;
 mod init;
 mod sys;
 mod tar;

@@ -21,7 +21,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 ///
 /// # Errors
 /// Exit code 127 if there is no such file, 126 if it may not be executed.
-pub(super) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<CString, StartError> {
+pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<CString, StartError> {
     let shown = name.to_string_lossy();
     if name.as_bytes().contains(&b'/') {
         return executable(Path::new(name)).map_err(|error| match error.kind() {

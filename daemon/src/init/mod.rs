@@ -4,30 +4,33 @@
 //! signal it is sent to the command, ends with the command's exit code, and does
 //! so at once: the kernel then kills whatever the command left behind, exactly as
 //! if the command itself had been PID 1. Between events it sleeps in
-//! `sigwaitinfo`; there is no timer, thread or descriptor of its own.
+//! `sigwaitinfo`; there is no timer, thread or descriptor of its own. Only where
+//! the runtime has given it a socket to the host does it wait for that as well:
+//! see [`crate::control`].
 //!
 //! It stays dumpable on purpose. A non-dumpable PID 1 hides `/proc/1/fd` from
 //! everybody in the container without CAP_SYS_PTRACE, and images do write to
 //! `/proc/1/fd/1` to reach the container's log. There is nothing to guard in
 //! return: this process holds no secret and no right that the command lacks.
 
-mod lookup;
-mod report;
-mod signals;
-mod spawn;
+pub(crate) mod lookup;
+pub(crate) mod report;
+pub(crate) mod signals;
+pub(crate) mod spawn;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::{fmt, io};
 
 use crate::complain;
+use crate::control::Control;
 use crate::sys::process::{self, Ended};
 use report::StartError;
 
 /// Why PID 1 itself cannot go on; it has no part in starting the command.
-struct Fatal {
-    action: &'static str,
-    error: io::Error,
+pub(crate) struct Fatal {
+    pub(crate) action: &'static str,
+    pub(crate) error: io::Error,
 }
 
 impl fmt::Display for Fatal {
@@ -39,8 +42,10 @@ impl fmt::Display for Fatal {
 /// Runs `init [--report FILE] [--] COMMAND [ARG...]` and returns its exit code.
 pub(crate) fn run(args: Vec<OsString>) -> u8 {
     let (report, command) = parse(args);
+    // Before anything is run that could inherit it.
+    let control = Control::take();
     match start(&command) {
-        Ok(main) => signals::supervise(main).map_or_else(
+        Ok(main) => supervise(main, control).map_or_else(
             |fatal| {
                 complain(format_args!("sandman-daemon: {fatal}"));
                 report::EXIT_CANNOT_RUN
@@ -54,6 +59,14 @@ pub(crate) fn run(args: Vec<OsString>) -> u8 {
             }
             error.exit_code
         }
+    }
+}
+
+/// Stands for `main` until it has ended, and listens to the host if there is a socket to it.
+fn supervise(main: process::Pid, control: Option<Control>) -> Result<Ended, Fatal> {
+    match control {
+        Some(control) => control.supervise(main),
+        None => signals::supervise(main),
     }
 }
 

@@ -36,16 +36,16 @@ const MAX_MESSAGE: usize = 600;
 
 /// Why the command does not run, in the words of container runtimes.
 #[derive(Debug)]
-pub(super) struct StartError {
+pub(crate) struct StartError {
     /// What this process exits with.
-    pub(super) exit_code: u8,
+    pub(crate) exit_code: u8,
     /// One line for people.
-    pub(super) message: String,
+    pub(crate) message: String,
 }
 
 impl StartError {
     /// The command, or its interpreter, does not exist.
-    pub(super) fn not_found(message: impl Into<String>) -> Self {
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self {
             exit_code: EXIT_NOT_FOUND,
             message: message.into(),
@@ -53,7 +53,7 @@ impl StartError {
     }
 
     /// The command exists but did not start.
-    pub(super) fn cannot_run(message: impl Into<String>) -> Self {
+    pub(crate) fn cannot_run(message: impl Into<String>) -> Self {
         Self {
             exit_code: EXIT_CANNOT_RUN,
             message: message.into(),

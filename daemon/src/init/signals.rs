@@ -8,7 +8,7 @@ use crate::sys::process::{self, Ended, Pid};
 ///
 /// All signals are blocked, so none is lost or acted on behind our back: faults
 /// of this process aside, the kernel only queues them for `sigwaitinfo`.
-pub(super) fn supervise(main: Pid) -> Result<Ended, Fatal> {
+pub(crate) fn supervise(main: Pid) -> Result<Ended, Fatal> {
     loop {
         let signal = process::wait_signal().map_err(|error| Fatal {
             action: "wait for a signal",
@@ -24,13 +24,20 @@ pub(super) fn supervise(main: Pid) -> Result<Ended, Fatal> {
                     return Ok(ended);
                 }
             }
-        } else if let Err(error) = process::kill(main, signal) {
-            // Not ESRCH: until it is reaped, `main` keeps its pid. What remains
-            // is a policy of the kernel or a security module, and no reason to
-            // bring the container down.
-            complain(format_args!(
-                "sandman-daemon: cannot forward signal {signal}: {error}"
-            ));
+        } else {
+            forward(main, signal);
         }
+    }
+}
+
+/// Sends `signal` on to `main`.
+pub(crate) fn forward(main: Pid, signal: i32) {
+    if let Err(error) = process::kill(main, signal) {
+        // Not ESRCH: until it is reaped, `main` keeps its pid. What remains
+        // is a policy of the kernel or a security module, and no reason to
+        // bring the container down.
+        complain(format_args!(
+            "sandman-daemon: cannot forward signal {signal}: {error}"
+        ));
     }
 }

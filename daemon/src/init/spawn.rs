@@ -70,7 +70,7 @@ fn start_error(program: &str, name: &OsStr, error: SpawnError) -> StartError {
 }
 
 /// The system's text in the lower case that runtimes print.
-pub(super) fn lower(error: &io::Error) -> String {
+pub(crate) fn lower(error: &io::Error) -> String {
     let text = error_text(error);
     let mut chars = text.chars();
     match chars.next() {

@@ -195,3 +195,12 @@ pub(crate) fn effective_uid() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }
+
+/// Whether `path` is a file system of the kernel's processes.
+pub(crate) fn is_proc(path: &CStr) -> bool {
+    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `path` is a C string and `stat` has room.
+    let done = check(unsafe { libc::statfs(path.as_ptr(), stat.as_mut_ptr()) });
+    // SAFETY: filled by the successful call.
+    done.is_ok() && unsafe { stat.assume_init() }.f_type == libc::PROC_SUPER_MAGIC
+}

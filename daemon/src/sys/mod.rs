@@ -5,7 +5,11 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod at;
+pub(crate) mod events;
 pub(crate) mod process;
+pub(crate) mod rights;
+pub(crate) mod socket;
+pub(crate) mod terminal;
 
 use std::io;
 

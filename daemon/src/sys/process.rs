@@ -188,6 +188,17 @@ fn exec_child(program: &CStr, argv: &[*const libc::c_char], terminal: bool) -> S
             return SpawnError::Setup(error);
         }
     }
+    if let Err(error) = reset_signals() {
+        return SpawnError::Setup(error);
+    }
+    // SAFETY: `program` is a C string and `argv` a null-terminated array of
+    // them. execv passes the environment on byte for byte.
+    unsafe { libc::execv(program.as_ptr(), argv.as_ptr()) };
+    SpawnError::Exec(io::Error::last_os_error())
+}
+
+/// Default dispositions and no blocked signal, for a program that is run next.
+fn reset_signals() -> io::Result<()> {
     // exec resets handlers but keeps "ignored", which std sets for SIGPIPE. By
     // the system call, because libc leaves out the two signals of its threads.
     for signal in 1..=libc::SIGRTMAX() {
@@ -206,17 +217,94 @@ fn exec_child(program: &CStr, argv: &[*const libc::c_char], terminal: bool) -> S
     }
     let none = empty_set();
     // SAFETY: `none` is an initialised set; a null old set is allowed.
-    let unblocked = unsafe { libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()) };
-    if let Err(error) = check(unblocked) {
-        return SpawnError::Setup(error);
-    }
-    // SAFETY: `program` is a C string and `argv` a null-terminated array of
-    // them. execv passes the environment on byte for byte.
-    unsafe { libc::execv(program.as_ptr(), argv.as_ptr()) };
-    SpawnError::Exec(io::Error::last_os_error())
+    check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()) }).map(drop)
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+/// What a fork returns to either side.
+pub(crate) enum Side {
+    /// The new process. It ends by [`leave`] or by becoming a program.
+    Child,
+    /// The old one, with the new one's id.
+    Parent(Pid),
+}
+
+/// Makes a copy of this process, which has one thread, so the copy may go on as usual.
+pub(crate) fn fork() -> io::Result<Side> {
+    // SAFETY: see above.
+    match check(unsafe { libc::fork() })? {
+        0 => Ok(Side::Child),
+        pid => Ok(Side::Parent(pid)),
+    }
+}
+
+/// Ends this process without the exit handlers of the one it was copied from.
+pub(crate) fn leave(code: i32) -> ! {
+    // SAFETY: takes a number and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Leads a session of its own, which a new child always can.
+pub(crate) fn new_session() {
+    // SAFETY: takes no arguments.
+    unsafe { libc::setsid() };
+}
+
+/// Becomes `program`, with `streams` as its three descriptors and no others, with default
+/// dispositions and no blocked signal. Returns only what went wrong.
+///
+/// To be called in a child that does nothing else afterwards but [`leave`].
+pub(crate) fn become_program(
+    program: &CStr,
+    argv: &[CString],
+    env: &[CString],
+    streams: [BorrowedFd<'_>; 3],
+) -> io::Error {
+    let pointers = |strings: &[CString]| {
+        let mut pointers: Vec<*const libc::c_char> = strings.iter().map(|s| s.as_ptr()).collect();
+        pointers.push(ptr::null());
+        pointers
+    };
+    let (argv, env) = (pointers(argv), pointers(env));
+    for (number, stream) in (0..).zip(streams) {
+        // SAFETY: takes numbers. The streams came in above these three, which are the child's
+        // to replace.
+        if let Err(error) = check(unsafe { libc::dup2(stream.as_raw_fd(), number) }) {
+            return error;
+        }
+    }
+    close_on_exec_from(3);
+    if let Err(error) = reset_signals() {
+        return error;
+    }
+    // SAFETY: `program` is a C string, both arrays are null-terminated and their strings alive.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Closes all descriptors from `first` on when a program is run.
+fn close_on_exec_from(first: u32) {
+    // SAFETY: takes numbers.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    if done == 0 {
+        return;
+    }
+    // An old kernel or a seccomp profile. What we open is closed on exec anyway, so this is
+    // about what the runtime may have left open, with the lowest numbers.
+    for number in first.cast_signed()..1024 {
+        // SAFETY: takes numbers; one that is not open only returns an error.
+        unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
+/// A pipe that is closed on exec: reader, writer.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [-1; 2];
     // SAFETY: `fds` has room for the two descriptors.
     check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) })?;
@@ -224,7 +312,8 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
-fn full_set() -> libc::sigset_t {
+/// All signals.
+pub(super) fn full_set() -> libc::sigset_t {
     // SAFETY: a set of zero bytes is valid, and sigfillset overwrites it.
     unsafe {
         let mut set = mem::zeroed();
