@@ -4,10 +4,12 @@
 //! * [`node`]: the Node object, its lease and its serving certificate.
 //! * [`election`]: which of several replicas is the node.
 //! * [`pods`]: what should be true of each pod, and what is.
+//! * [`cluster_network`]: the Services that hosts' sandboxes reach.
 //! * [`hosts`]: connections to the hosts, what they have and what they report.
 //! * [`kubelet_api`]: exec, logs and the other calls the API server makes.
 
 pub mod backoff;
+pub mod cluster_network;
 pub mod config;
 pub mod election;
 mod errors;

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::cluster_network;
 use crate::config::Config;
 use crate::election::{Election, Leader, Lost};
 use crate::events;
@@ -47,7 +49,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// it ends by itself, or another replica leads.
 pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     let config = Arc::new(config);
-    let client = client(&config).await?;
+    let client = client_of(&config.kubeconfig).await?;
     let tls = match &config.fleet_tls {
         Some(dir) if !null_hosts => Some(FleetTls::load(dir, &config.fleet).context("fleet_tls")?),
         _ => None,
@@ -114,6 +116,9 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     let observer: Arc<dyn Observer> = Arc::clone(&pods) as _;
     hosts.start(&observer, config.host_lost_after, &tasks, &stop);
     pods.start(&tasks, &stop);
+    cluster_network::start(&config, &hosts, &tasks, &stop)
+        .await
+        .context("cluster_network")?;
     let (settling, registering) = (Arc::clone(&hosts), Arc::clone(&node));
     until_stop(Box::pin(async move {
         settling.settled(HOSTS_SETTLE).await;
@@ -206,9 +211,10 @@ fn api_socket(address: SocketAddr) -> std::io::Result<TcpSocket> {
     Ok(socket)
 }
 
-async fn client(config: &Config) -> anyhow::Result<Client> {
-    let context = || format!("kubeconfig: {}", config.kubeconfig.display());
-    let file = Kubeconfig::read_from(&config.kubeconfig).with_context(context)?;
+/// A client with the credentials of a kubeconfig file.
+pub(crate) async fn client_of(kubeconfig: &Path) -> anyhow::Result<Client> {
+    let context = || format!("kubeconfig: {}", kubeconfig.display());
+    let file = Kubeconfig::read_from(kubeconfig).with_context(context)?;
     let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(context)?;

@@ -25,6 +25,8 @@ use crate::supervise::{Outcome, Supervisor};
 const NODE_READY_WITHIN: Duration = Duration::from_secs(120);
 /// The controller manager makes the first ServiceAccounts well within this.
 const ACCOUNT_WITHIN: Duration = Duration::from_secs(60);
+/// Manifests that are applied.
+const MANIFESTS: [&str; 2] = ["manifests/base", "manifests/components/services"];
 /// Namespace of the ServiceAccounts that the manifests make.
 const SYSTEM: &str = "sandman-system";
 
@@ -178,8 +180,11 @@ impl Up<'_> {
         let mut changed = self.start(&before_api).await?;
 
         let client = &self.context.client;
-        let manifests = self.plan.layout.repo().join("manifests/base");
-        let applied = kube_api::apply_manifests(client, &manifests).await?;
+        let mut applied = 0;
+        for manifests in MANIFESTS {
+            let manifests = self.plan.layout.repo().join(manifests);
+            applied += kube_api::apply_manifests(client, &manifests).await?;
+        }
         if changed > 0 {
             self.progress
                 .say(format_args!("applied {applied} objects of manifests/"));

@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::inventory::InventorySource;
 use super::term::Term;
 use super::{attach, exec, logs, port_forward, stats, watch};
+use crate::network::ClusterNetworkError;
 use crate::sandbox::validate::Refusal;
 use crate::sandbox::{Sandboxes, WishError};
 
@@ -56,6 +57,17 @@ impl From<WishError> for Status {
             WishError::Removing(_) => Self::already_exists(text),
             WishError::NoRoom(_) => Self::resource_exhausted(text),
             WishError::Store(_) => Self::unavailable(text),
+        }
+    }
+}
+
+impl From<ClusterNetworkError> for Status {
+    fn from(error: ClusterNetworkError) -> Self {
+        let text = error.to_string();
+        match error {
+            ClusterNetworkError::Base { .. } => Self::failed_precondition(text),
+            ClusterNetworkError::Invalid(_) => Self::invalid_argument(text),
+            ClusterNetworkError::Network(_) => Self::unavailable(text),
         }
     }
 }
@@ -192,6 +204,17 @@ impl HostRpc for HostService {
             .ok_or_else(|| Status::not_found(format!("no sandbox {:?}", request.uid)))?;
         let stream = logs::open(&self.sandboxes.host().logs, &view, &request)?;
         Ok(Response::new(stream))
+    }
+
+    async fn set_cluster_network(
+        &self,
+        request: Request<v1::ClusterNetworkRequest>,
+    ) -> Result<Response<v1::ClusterNetworkResponse>, Status> {
+        let request = request.into_inner();
+        self.term.check(request.term)?;
+        let network = &self.sandboxes.host().network;
+        network.set_cluster(request).await?;
+        Ok(Response::new(v1::ClusterNetworkResponse {}))
     }
 
     async fn get_stats(

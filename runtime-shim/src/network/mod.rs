@@ -15,7 +15,9 @@ mod namespace;
 mod netlink;
 mod nftables;
 mod pod;
+mod policies;
 mod pool;
+mod services;
 
 pub use self::cidr::{CidrError, Ipv4Cidr};
 pub use self::loopback::DialError;
@@ -25,6 +27,7 @@ use self::netlink::route::by_index;
 use self::nftables::ports::{self, Forward, Forwards};
 use self::nftables::{LINK_PREFIX, Ruleset};
 use self::pool::AddressPool;
+pub use self::services::ClusterNetworkError;
 
 /// What [`Network`] needs to know.
 #[derive(Clone, Debug)]
@@ -93,6 +96,10 @@ struct Inner {
     pool: Mutex<AddressPool>,
     /// What the kernel's table of forwarded ports is to say.
     forwards: Mutex<Forwards>,
+    /// What the virtual node states of the cluster's network.
+    stated: Mutex<services::Stated>,
+    /// Something of it was stated.
+    news: tokio::sync::Notify,
 }
 
 impl Network {
@@ -122,6 +129,8 @@ impl Network {
                     pins,
                     pool: Mutex::new(pool),
                     forwards: Mutex::default(),
+                    stated: Mutex::default(),
+                    news: tokio::sync::Notify::new(),
                 }),
             })
         })
@@ -279,6 +288,8 @@ impl Inner {
 
     fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
         self.forward(uid, None)?;
+        let forgotten = self.stated().policies.forget(uid);
+        forgotten.map_err(NetworkError::io("drop the rules of a closed pod"))?;
         let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
         let link = pod::link_name(uid);
         socket
@@ -319,6 +330,10 @@ impl Inner {
         self.forwards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn stated(&self) -> std::sync::MutexGuard<'_, services::Stated> {
+        self.stated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn pool(&self) -> std::sync::MutexGuard<'_, AddressPool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -347,15 +362,20 @@ fn forward(port: &v1::HostPort) -> Result<Forward, NetworkError> {
             true => None,
             false => Some(port.host_ip.parse().map_err(|_| wrong())?),
         },
-        protocol: match port.protocol.as_str() {
-            "TCP" => 6,
-            "UDP" => 17,
-            "SCTP" => 132,
-            _ => return Err(wrong()),
-        },
+        protocol: protocol_number(&port.protocol).ok_or_else(wrong)?,
         host_port: u16::try_from(port.host_port).map_err(|_| wrong())?,
         port: u16::try_from(port.container_port).map_err(|_| wrong())?,
     })
+}
+
+/// `IPPROTO_*` of Kubernetes' name.
+fn protocol_number(name: &str) -> Option<u8> {
+    match name {
+        "TCP" => Some(6),
+        "UDP" => Some(17),
+        "SCTP" => Some(132),
+        _ => None,
+    }
 }
 
 fn pod_network(pins: &Pins, address: Option<Ipv4Addr>) -> PodNetwork {
@@ -404,5 +424,9 @@ async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(NetworkError::io("network thread")(io::Error::other(error))))
 }
 
+#[cfg(test)]
+mod policies_tests;
+#[cfg(test)]
+mod services_tests;
 #[cfg(test)]
 mod tests;

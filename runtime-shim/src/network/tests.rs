@@ -14,11 +14,11 @@ use nix::sched::{CloneFlags, setns, unshare};
 use super::netlink::route::{Route, VethPair};
 use super::*;
 
-const UID_A: &str = "0a1b2c3d-0000-4000-8000-00000000000a";
-const UID_B: &str = "0a1b2c3d-0000-4000-8000-00000000000b";
+pub(super) const UID_A: &str = "0a1b2c3d-0000-4000-8000-00000000000a";
+pub(super) const UID_B: &str = "0a1b2c3d-0000-4000-8000-00000000000b";
 
 /// Runs a test on a thread, and a runtime, whose network and mounts are its own.
-fn in_own_namespaces<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> F + Send) {
+pub(super) fn in_own_namespaces<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> F + Send) {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return;
@@ -38,7 +38,7 @@ fn in_own_namespaces<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> F + S
     });
 }
 
-fn config(state_dir: &Path) -> NetworkConfig {
+pub(super) fn config(state_dir: &Path) -> NetworkConfig {
     NetworkConfig {
         state_dir: state_dir.to_owned(),
         pod_cidr: "10.64.0.0/28".parse().unwrap(),
@@ -51,7 +51,7 @@ fn config(state_dir: &Path) -> NetworkConfig {
 }
 
 /// Runs `work` on a thread inside the namespace at `path`.
-fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
+pub(super) fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
     let namespace = std::fs::File::open(path).unwrap();
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || {
@@ -62,7 +62,7 @@ fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     TcpStream::connect_timeout(&address, Duration::from_secs(20))
 }
 

@@ -431,6 +431,11 @@ fn keep_addresses(host: &Host, records: &BTreeMap<String, Record>) {
     if let Err(error) = host.network.keep_ports(ports) {
         warn!(%error, "cannot forward the host's ports to the sandboxes that had them");
     }
+    host.network
+        .keep_closed(records.iter().filter_map(|(uid, record)| {
+            let under = record.spec.await_policies && !record.facts.removed;
+            (under && record.spec.network() == v1::NetworkMode::Pod).then_some(uid.as_str())
+        }));
     for (uid, record) in records {
         // A pod in the host's network has the host's address, which is not of the pool.
         let own = !record.facts.removed && record.spec.network() != v1::NetworkMode::Host;

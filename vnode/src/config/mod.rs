@@ -2,6 +2,7 @@
 //! anything starts, and every error names the key and says what is wanted.
 
 mod cidr;
+mod cluster_network;
 mod labels;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -16,6 +17,7 @@ use sandman_protocol::identity::is_dns1123_subdomain;
 use serde::Deserialize;
 
 pub use self::cidr::Cidr;
+pub use self::cluster_network::ClusterNetwork;
 
 /// A configuration that passed every check.
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ pub struct Config {
     pub daemonset_allow: BTreeSet<String>,
     /// What pods may reach of the hosts, as far as those agree.
     pub allow: HostAccess,
+    /// What of the cluster's network hosts know besides addresses.
+    pub cluster_network: ClusterNetwork,
     /// Where `/metrics` and `/healthz` are served without authentication, if
     /// anywhere.
     pub metrics_listen: Option<SocketAddr>,
@@ -174,6 +178,8 @@ struct File {
     daemonset_allow: Vec<String>,
     #[serde(default)]
     allow: HostAccess,
+    #[serde(default)]
+    cluster_network: ClusterNetwork,
     metrics_listen: Option<SocketAddr>,
 }
 
@@ -338,6 +344,7 @@ impl Config {
             cluster_domain: file.cluster_domain,
             daemonset_allow: file.daemonset_allow.into_iter().collect(),
             allow: file.allow,
+            cluster_network: file.cluster_network,
             metrics_listen: file.metrics_listen,
         })
     }

@@ -58,6 +58,10 @@ pub trait Host: Send + Sync {
     /// Lets the host drop its record of a removed sandbox.
     async fn forget(&self, uid: &str) -> Result<(), HostError>;
 
+    /// States the Services that the host's sandboxes reach, or what is different of them. After an
+    /// error the host knows none of what was stated: all of it is to be stated again.
+    async fn set_cluster_network(&self, wish: v1::ClusterNetworkRequest) -> Result<(), HostError>;
+
     /// Usage of the host and its sandboxes.
     async fn stats(&self) -> Result<v1::Stats, HostError>;
 

@@ -146,6 +146,10 @@ impl Host for NullHost {
         Ok(())
     }
 
+    async fn set_cluster_network(&self, _: v1::ClusterNetworkRequest) -> Result<(), HostError> {
+        Ok(())
+    }
+
     async fn stats(&self) -> Result<v1::Stats, HostError> {
         Err(HostError::Refused("a null host uses nothing".to_owned()))
     }

@@ -138,6 +138,17 @@ impl Host for RemoteHost {
         Ok(())
     }
 
+    async fn set_cluster_network(
+        &self,
+        mut wish: v1::ClusterNetworkRequest,
+    ) -> Result<(), HostError> {
+        wish.term = self.term;
+        let mut client = self.control()?;
+        let request = timed(wish, CALL_TIMEOUT);
+        answer(CALL_TIMEOUT, client.set_cluster_network(request)).await?;
+        Ok(())
+    }
+
     async fn stats(&self) -> Result<v1::Stats, HostError> {
         let request = timed(v1::GetStatsRequest {}, STATS_TIMEOUT);
         let mut client = self.control()?;

@@ -52,6 +52,9 @@ impl Host for Scripted {
     async fn forget(&self, _: &str) -> Result<(), HostError> {
         Ok(())
     }
+    async fn set_cluster_network(&self, _: v1::ClusterNetworkRequest) -> Result<(), HostError> {
+        Ok(())
+    }
     async fn stats(&self) -> Result<v1::Stats, HostError> {
         Ok(v1::Stats::default())
     }

@@ -93,7 +93,12 @@ listen = "{api}"
 address = "{ip}"
 client_ca = {ca}
 websockets = {websockets}
+
+[cluster_network]
+services = true
+kubeconfig = {reader}
 "#,
+            reader = toml_path(&self.election_kubeconfig()),
             name = toml_string(node),
             kubeconfig = toml_path(&self.pki.kubeconfig(&User::Node(node.to_owned()))),
             fleet = toml_string(FLEET),
@@ -131,6 +136,7 @@ websockets = {websockets}
             .push(self.layout.data_dir(&member.to_string()));
         component.inputs.extend([
             self.pki.kubeconfig(&User::Node(node.to_owned())),
+            self.election_kubeconfig(),
             self.layout.fleet_dir().join("vnode/tls.crt"),
         ]);
         Ok(component)
@@ -169,7 +175,7 @@ websockets = {websockets}
         self.config("approver.kubeconfig")
     }
 
-    /// Kubeconfig of the replicas' ServiceAccount, likewise.
+    /// Kubeconfig of the replicas' ServiceAccount, which elects and reads Services, likewise.
     pub(crate) fn election_kubeconfig(&self) -> PathBuf {
         self.config("vnode-election.kubeconfig")
     }

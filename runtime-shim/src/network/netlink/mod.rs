@@ -9,6 +9,7 @@ use nix::sys::socket::{
     setsockopt, socket, sockopt,
 };
 
+pub(super) mod conntrack;
 pub(super) mod route;
 
 /// The kernel sends at most 32 KiB in one datagram.
@@ -161,6 +162,17 @@ fn messages(mut rest: &[u8]) -> impl Iterator<Item = io::Result<Received<'_>>> {
             sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
             payload,
         }))
+    })
+}
+
+/// Attributes of a message, up to the first that is torn.
+pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let [l0, l1, k0, k1] = *rest.first_chunk::<4>()?;
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([k0, k1]) & 0x3fff, value))
     })
 }
 

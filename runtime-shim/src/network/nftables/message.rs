@@ -10,13 +10,18 @@ const BATCH_END: u16 = 0x11;
 const NEW_TABLE: u16 = 0;
 const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
+const DELETE_CHAIN: u16 = 5;
 const NEW_RULE: u16 = 6;
+const DELETE_RULE: u16 = 8;
 
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 const NLA_F_NESTED: u16 = 0x8000;
+/// Offset of the flags in a netlink header.
+const FLAGS: usize = 6;
 
 const REGISTER_VERDICT: u32 = 0;
 const REGISTER_1: u32 = 1;
@@ -28,6 +33,7 @@ const NFPROTO_IPV4: u32 = 2;
 pub(super) enum Hook {
     Prerouting = 0,
     LocalIn = 1,
+    Forward = 2,
     LocalOut = 3,
     Postrouting = 4,
 }
@@ -37,9 +43,15 @@ pub(super) enum Hook {
 pub(super) enum Verdict {
     /// `NF_DROP`
     Drop = 0,
+    /// `NF_ACCEPT`, in this base chain; those after it still decide.
+    Accept = 1,
     /// `NFT_RETURN`
     Return = -5,
 }
+
+/// A register, `NFT_REG32_*`: 4 bytes. What is longer goes on in those that follow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Register(pub(super) u8);
 
 /// A base chain.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +68,7 @@ pub(super) struct Chain {
 pub(super) enum Field {
     /// Name of the incoming link.
     IncomingLink,
+    OutgoingLink,
     /// `NFPROTO_*`, one byte.
     NetworkProtocol,
     /// `IPPROTO_*`, one byte.
@@ -70,10 +83,23 @@ pub(super) enum Field {
     ReversePathLink,
 }
 
+/// One request for objects of nf_tables, outside of a batch.
+pub(super) fn request(kind: u16, sequence: u32, fill: impl FnOnce(&mut Attributes<'_>)) -> Vec<u8> {
+    let mut batch = Batch {
+        bytes: Vec::new(),
+        sequence,
+        last: 0,
+    };
+    batch.table_message(kind, NLM_F_DUMP, fill);
+    batch.bytes
+}
+
 /// A growing netlink batch, one transaction of nf_tables.
 pub(super) struct Batch {
     bytes: Vec<u8>,
     sequence: u32,
+    /// Where the last message begins.
+    last: usize,
 }
 
 impl Batch {
@@ -82,6 +108,7 @@ impl Batch {
         let mut batch = Self {
             bytes: Vec::new(),
             sequence,
+            last: 0,
         };
         batch.message(BATCH_BEGIN, NLM_F_REQUEST, 0, SUBSYSTEM, |_| {});
         batch
@@ -110,15 +137,48 @@ impl Batch {
         });
     }
 
+    /// A chain that packets only come to from others.
+    pub(super) fn new_inner_chain(&mut self, table: &str, chain: &str) {
+        self.table_message(NEW_CHAIN, NLM_F_CREATE, |attributes| {
+            attributes.text(1, table);
+            attributes.text(3, chain);
+        });
+    }
+
+    /// Removes the rules of a chain.
+    pub(super) fn clear_chain(&mut self, table: &str, chain: &str) {
+        self.table_message(DELETE_RULE, 0, |attributes| {
+            attributes.text(1, table);
+            attributes.text(2, chain);
+        });
+    }
+
+    /// Removes a chain that has no rules, and that none leads to.
+    pub(super) fn delete_chain(&mut self, table: &str, chain: &str) {
+        self.table_message(DELETE_CHAIN, 0, |attributes| {
+            attributes.text(1, table);
+            attributes.text(3, chain);
+        });
+    }
+
     pub(super) fn new_rule(
         &mut self,
         table: &str,
         chain: &Chain,
         expressions: impl FnOnce(&mut Expressions<'_>),
     ) {
+        self.new_rule_in(table, chain.name, expressions);
+    }
+
+    pub(super) fn new_rule_in(
+        &mut self,
+        table: &str,
+        chain: &str,
+        expressions: impl FnOnce(&mut Expressions<'_>),
+    ) {
         self.table_message(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, |attributes| {
             attributes.text(1, table);
-            attributes.text(2, chain.name);
+            attributes.text(2, chain);
             attributes.nest(4, |list| {
                 expressions(&mut Expressions {
                     list: Attributes { bytes: list.bytes },
@@ -127,22 +187,28 @@ impl Batch {
         });
     }
 
-    /// The finished datagram and the number of its last acknowledged message.
+    /// The finished datagram and the number of its last message, the only one that is acknowledged:
+    /// thousands of answers would not fit the socket. Errors are told of each.
     pub(super) fn end(mut self) -> (Vec<u8>, u32) {
         let last = self.sequence.wrapping_sub(1);
+        let flags = self.last + FLAGS;
+        let acknowledged = NLM_F_ACK
+            | self.bytes[flags..]
+                .first_chunk()
+                .map_or(0, |bytes| u16::from_ne_bytes(*bytes));
+        self.bytes[flags..flags + 2].copy_from_slice(&acknowledged.to_ne_bytes());
         self.message(BATCH_END, NLM_F_REQUEST, 0, SUBSYSTEM, |_| {});
         (self.bytes, last)
     }
 
-    fn table_message(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Attributes<'_>)) {
+    pub(super) fn table_message(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        fill: impl FnOnce(&mut Attributes<'_>),
+    ) {
         let kind = SUBSYSTEM << 8 | kind;
-        self.message(
-            kind,
-            flags | NLM_F_REQUEST | NLM_F_ACK,
-            FAMILY_INET,
-            0,
-            fill,
-        );
+        self.message(kind, flags | NLM_F_REQUEST, FAMILY_INET, 0, fill);
     }
 
     fn message(
@@ -154,6 +220,7 @@ impl Batch {
         fill: impl FnOnce(&mut Attributes<'_>),
     ) {
         let start = self.bytes.len();
+        self.last = start;
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(&flags.to_ne_bytes());
@@ -178,23 +245,23 @@ pub(super) struct Attributes<'a> {
 }
 
 impl Attributes<'_> {
-    fn bytes(&mut self, kind: u16, value: &[u8]) {
+    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
         self.attribute(kind, |bytes| bytes.extend_from_slice(value));
     }
 
     /// nf_tables numbers are in network order.
-    fn number(&mut self, kind: u16, value: u32) {
+    pub(super) fn number(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    fn text(&mut self, kind: u16, value: &str) {
+    pub(super) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, |bytes| {
             bytes.extend_from_slice(value.as_bytes());
             bytes.push(0);
         });
     }
 
-    fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Attributes<'_>)) {
+    pub(super) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Attributes<'_>)) {
         self.attribute(kind | NLA_F_NESTED, |bytes| fill(&mut Attributes { bytes }));
     }
 
@@ -237,12 +304,45 @@ impl Expressions<'_> {
         self.compare(&range.network().octets());
     }
 
+    /// Goes on if the field is at least the one and at most the other.
+    pub(super) fn between(&mut self, field: Field, first: &[u8], last: &[u8]) {
+        self.load(field);
+        self.compare_by(5, first); // NFT_CMP_GTE
+        self.compare_by(3, last); // NFT_CMP_LTE
+    }
+
+    /// Goes on with packets of a connection that was let through before, or that belong to one.
+    pub(super) fn is_reply(&mut self) {
+        // NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
+        let states = (1_u32 << 1 | 1 << 2).to_ne_bytes();
+        self.expression("ct", |data| {
+            data.number(1, REGISTER_1);
+            data.number(2, 0); // NFT_CT_STATE
+        });
+        self.expression("bitwise", |data| {
+            data.number(1, REGISTER_1);
+            data.number(2, REGISTER_1);
+            data.number(3, 4);
+            data.nest(4, |mask| mask.bytes(1, &states));
+            data.nest(5, |xor| xor.bytes(1, &[0; 4]));
+        });
+        self.compare_by(1, &[0; 4]); // NFT_CMP_NEQ
+    }
+
     pub(super) fn verdict(&mut self, verdict: Verdict) {
         self.expression("immediate", |data| {
             data.number(1, REGISTER_VERDICT);
             data.nest(2, |value| {
                 value.nest(2, |code| code.bytes(1, &(verdict as i32).to_be_bytes()));
             });
+        });
+    }
+
+    /// Refuses the packet as a closed port does.
+    pub(super) fn reject(&mut self) {
+        self.expression("reject", |data| {
+            data.number(1, 2); // NFT_REJECT_ICMPX_UNREACH
+            data.bytes(2, &[1]); // NFT_REJECT_ICMPX_PORT_UNREACH
         });
     }
 
@@ -262,46 +362,67 @@ impl Expressions<'_> {
                 data.nest(2, |data| data.bytes(1, value));
             });
         }
+        self.nat(REGISTER_1, REGISTER_2);
+    }
+
+    /// Sends the packet to the address and port in two registers.
+    pub(super) fn destination_in(&mut self, address: Register, port: Register) {
+        self.nat(address.number(), port.number());
+    }
+
+    fn nat(&mut self, address: u32, port: u32) {
         self.expression("nat", |data| {
             data.number(1, 1); // NFT_NAT_DNAT
             data.number(2, NFPROTO_IPV4);
-            data.number(3, REGISTER_1); // NFTA_NAT_REG_ADDR_MIN
-            data.number(5, REGISTER_2); // NFTA_NAT_REG_PROTO_MIN
+            data.number(3, address); // NFTA_NAT_REG_ADDR_MIN
+            data.number(5, port); // NFTA_NAT_REG_PROTO_MIN
         });
     }
 
     fn load(&mut self, field: Field) {
+        self.load_to(field, REGISTER_1);
+    }
+
+    /// Loads fields into registers that follow each other, 4 bytes each.
+    pub(super) fn load_all(&mut self, fields: &[Field], first: Register) {
+        for (field, register) in fields.iter().zip(first.0..) {
+            self.load_to(*field, Register(register).number());
+        }
+    }
+
+    fn load_to(&mut self, field: Field, register: u32) {
         match field {
-            Field::IncomingLink => self.load_meta(6),
-            Field::NetworkProtocol => self.load_meta(15),
-            Field::TransportProtocol => self.load_meta(16),
+            Field::IncomingLink => self.load_meta(6, register),
+            Field::OutgoingLink => self.load_meta(7, register),
+            Field::NetworkProtocol => self.load_meta(15, register),
+            Field::TransportProtocol => self.load_meta(16, register),
             // Base 1 is the network header, base 2 the transport header.
-            Field::Ipv4Source => self.load_payload(1, 12, 4),
-            Field::Ipv4Destination => self.load_payload(1, 16, 4),
-            Field::DestinationPort => self.load_payload(2, 2, 2),
+            Field::Ipv4Source => self.load_payload(1, 12, 4, register),
+            Field::Ipv4Destination => self.load_payload(1, 16, 4, register),
+            Field::DestinationPort => self.load_payload(2, 2, 2, register),
             Field::DestinationKind => self.expression("fib", |data| {
-                data.number(1, REGISTER_1);
+                data.number(1, register);
                 data.number(2, 3); // NFT_FIB_RESULT_ADDRTYPE
                 data.number(3, 1 << 1); // NFTA_FIB_F_DADDR
             }),
             Field::ReversePathLink => self.expression("fib", |data| {
-                data.number(1, REGISTER_1);
+                data.number(1, register);
                 data.number(2, 1); // NFT_FIB_RESULT_OIF
                 data.number(3, 1 | 1 << 3); // NFTA_FIB_F_SADDR | NFTA_FIB_F_IIF
             }),
         }
     }
 
-    fn load_meta(&mut self, key: u32) {
+    fn load_meta(&mut self, key: u32, register: u32) {
         self.expression("meta", |data| {
-            data.number(1, REGISTER_1);
+            data.number(1, register);
             data.number(2, key);
         });
     }
 
-    fn load_payload(&mut self, base: u32, offset: u32, length: u32) {
+    fn load_payload(&mut self, base: u32, offset: u32, length: u32, register: u32) {
         self.expression("payload", |data| {
-            data.number(1, REGISTER_1);
+            data.number(1, register);
             data.number(2, base);
             data.number(3, offset);
             data.number(4, length);
@@ -309,18 +430,31 @@ impl Expressions<'_> {
     }
 
     fn compare(&mut self, value: &[u8]) {
+        self.compare_by(0, value); // NFT_CMP_EQ
+    }
+
+    fn compare_by(&mut self, how: u32, value: &[u8]) {
         self.expression("cmp", |data| {
             data.number(1, REGISTER_1);
-            data.number(2, 0); // NFT_CMP_EQ
+            data.number(2, how);
             data.nest(3, |operand| operand.bytes(1, value));
         });
     }
 
-    fn expression(&mut self, name: &str, fill: impl FnOnce(&mut Attributes<'_>)) {
+    pub(super) fn expression(&mut self, name: &str, fill: impl FnOnce(&mut Attributes<'_>)) {
         self.list.nest(1, |element| {
             element.text(1, name);
             element.nest(2, fill);
         });
+    }
+}
+
+// === impl Register ===
+
+impl Register {
+    pub(super) fn number(self) -> u32 {
+        // NFT_REG32_00
+        8 + u32::from(self.0)
     }
 }
 

@@ -7,7 +7,10 @@ use super::Ipv4Cidr;
 use super::netlink::Socket;
 
 mod message;
+pub(super) mod policies;
 pub(super) mod ports;
+pub(super) mod services;
+mod sets;
 
 use self::message::{Batch, Chain, Expressions, Field, Hook, Verdict};
 

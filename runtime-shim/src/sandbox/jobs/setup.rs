@@ -29,14 +29,30 @@ pub async fn set_up_network(
     spec: &v1::SandboxSpec,
     bounds: Option<PodLimits>,
 ) -> Result<(PodNetwork, Option<PodLimits>), Waiting> {
-    let _permit = host.turn(&spec.namespace).await;
+    let under_policies = spec.await_policies && spec.network() == v1::NetworkMode::Pod;
+    let permit = host.turn(&spec.namespace).await;
     let bounds = bound(host, spec, bounds)?;
     let begin = Instant::now();
-    let made = host
-        .network
-        .setup(&spec.uid, spec.network(), &spec.hostname, &spec.host_ports)
-        .await;
+    let closed = match under_policies {
+        true => host.network.close(&spec.uid).await,
+        false => Ok(false),
+    };
+    let closed_now = matches!(closed, Ok(true));
+    let made = match closed {
+        Ok(_) => {
+            let ports = &spec.host_ports;
+            let network = &host.network;
+            network
+                .setup(&spec.uid, spec.network(), &spec.hostname, ports)
+                .await
+        }
+        Err(error) => Err(error),
+    };
     host.metrics.phase(Phase::Network, begin.elapsed());
+    drop(permit);
+    if closed_now && made.is_ok() {
+        host.network.wait_for_policies(&spec.uid).await;
+    }
     let made = made.map(|network| {
         let network = PodNetwork {
             ip: if spec.network() == v1::NetworkMode::Host {

@@ -7,5 +7,6 @@ mod host;
 mod identity;
 mod registry;
 mod runtime_shim;
+mod services;
 mod takeover;
 mod vnode;

@@ -16,6 +16,7 @@ mod init_containers;
 mod kubelet_api;
 mod lifecycle;
 mod logs;
+mod network;
 mod node_identity;
 mod port_forward;
 mod probes;

@@ -257,6 +257,13 @@ impl Host for Scripted {
         Err(Status::unimplemented("not played"))
     }
 
+    async fn set_cluster_network(
+        &self,
+        _: tonic::Request<v1::ClusterNetworkRequest>,
+    ) -> Answer<v1::ClusterNetworkResponse> {
+        Err(Status::unimplemented("not here"))
+    }
+
     async fn get_stats(&self, _: tonic::Request<v1::GetStatsRequest>) -> Answer<v1::Stats> {
         Err(Status::unimplemented("not played"))
     }

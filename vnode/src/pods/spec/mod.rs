@@ -104,6 +104,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
         volumes: resolved.volumes,
         fs_group: security.and_then(|s| s.fs_group).and_then(id),
         registry_credentials: resolved.credentials,
+        await_policies: config.cluster_network.policies,
     }
 }
 
