@@ -167,6 +167,10 @@ log_max_bytes = 65536
 type = "io.containerd.runc.v2"
 [registries."{registry}"]
 plain_http = true
+# A machine that builds is often fuller than a host may be.
+[eviction]
+disk_available_percent = 1
+image_available_percent = 1
 "#,
             cgroup = self.cgroup,
             registry = self.registry,
