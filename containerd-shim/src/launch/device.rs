@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nix::sys::stat::{Mode, SFlag, makedev, mkdirat, mknodat};
 use nix::unistd::symlinkat;
 
-use crate::sys::mount::{Context, copy_tree, copy_tree_at};
+use crate::sys::mount::{Attributes, Context, change, copy_tree, copy_tree_at};
 
 /// Nodes of every container, with their numbers.
 pub(super) const NODES: [(&CStr, &str, u64, u64); 6] = [
@@ -45,7 +45,8 @@ pub(super) fn furnish(dev: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// A detached copy of the host's node, to be mounted over a file.
+/// A detached copy of the host's node, to be mounted over a file. Read-only: that is no matter for
+/// what is written to the device, but owner, mode and times are those of the host's own file.
 pub(super) fn host_node(path: &str, major: u64, minor: u64) -> io::Result<OwnedFd> {
     let meta = nix::sys::stat::stat(path)?;
     if meta.st_mode & libc::S_IFMT != libc::S_IFCHR || meta.st_rdev != makedev(major, minor) {
@@ -54,7 +55,13 @@ pub(super) fn host_node(path: &str, major: u64, minor: u64) -> io::Result<OwnedF
         )));
     }
     let path = std::ffi::CString::new(path)?;
-    copy_tree(&path, false)
+    let node = copy_tree(&path, false)?;
+    let readonly = Attributes {
+        set: libc::MOUNT_ATTR_RDONLY,
+        ..Attributes::default()
+    };
+    change(node.as_fd(), readonly, false)?;
+    Ok(node)
 }
 
 /// Whether `path` is one of the nodes that every container may use, under whatever name.
@@ -107,7 +114,6 @@ fn empty() -> io::Result<OwnedFd> {
 }
 
 fn complete_dev() -> io::Result<OwnedFd> {
-    use crate::sys::mount::{Attributes, change};
     let context = Context::new(c"tmpfs")?;
     context.set(c"mode", c"0755")?;
     context.set(c"size", c"64k")?;

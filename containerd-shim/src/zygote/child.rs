@@ -9,6 +9,9 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+
 use super::gate::{self, Failure, Said};
 use super::plan::{self, Index, Plan, Process, Streams};
 use super::{identity, lookup, mounts};
@@ -105,6 +108,7 @@ fn follow(fds: &[OwnedFd], gate: BorrowedFd<'_>) -> Step<()> {
         mounts::make_folder(&plan.process.cwd).step(|| cwd_step(&plan.process))?;
         mounts::finish(made)?;
     }
+    let streams = reopen_null(streams)?;
     own_streams(&plan.process, &streams);
     let umask = plan.process.umask.unwrap_or(0o22);
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
@@ -213,6 +217,38 @@ fn streams(process: &Process, fds: &[OwnedFd]) -> Step<([OwnedFd; 3], Option<Own
             Ok((copies().step(|| "open a terminal".into())?, Some(master)))
         }
     }
+}
+
+/// Puts the sandbox's own null device in place of the host's, whose owner and mode whoever holds it
+/// open can change; as runc's reOpenDevNull.
+fn reopen_null(streams: [OwnedFd; 3]) -> Step<[OwnedFd; 3]> {
+    let reopen = |stream: OwnedFd| -> io::Result<OwnedFd> {
+        if !is_null(&stream)? {
+            return Ok(stream);
+        }
+        // Inside, it may have become anything.
+        let flags = OFlag::O_RDWR
+            | OFlag::O_CLOEXEC
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_NONBLOCK
+            | OFlag::O_NOCTTY;
+        let own = nix::fcntl::open(c"/dev/null", flags, Mode::empty())?;
+        if is_null(&own)? {
+            Ok(own)
+        } else {
+            Err(io::Error::other("it is not the null device"))
+        }
+    };
+    let [a, b, c] = streams;
+    let all = || Ok([reopen(a)?, reopen(b)?, reopen(c)?]);
+    let all: io::Result<_> = all();
+    all.step(|| "open /dev/null".into())
+}
+
+fn is_null(stream: &OwnedFd) -> io::Result<bool> {
+    let meta = nix::sys::stat::fstat(stream)?;
+    let device = meta.st_mode & libc::S_IFMT == libc::S_IFCHR;
+    Ok(device && meta.st_rdev == libc::makedev(1, 3))
 }
 
 /// Gives the streams to the user, who may open `/dev/stdout` again. Not possible for all kinds of

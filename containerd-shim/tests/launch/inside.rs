@@ -60,6 +60,29 @@ async fn identity_is_the_specs() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root"]
+async fn the_hosts_device_files_are_not_to_change() {
+    let mut host = Host::start().await;
+    // Nodes, what hides a file, and the stream that came from the host.
+    let nodes = [
+        "/dev/null",
+        "/dev/zero",
+        "/dev/full",
+        "/dev/urandom",
+        "/dev/tty",
+    ];
+    let changed = || nodes.map(|node| std::fs::metadata(node).unwrap().modified().unwrap());
+    let before = changed();
+    let script = format!(
+        "for f in {} /proc/keys /proc/self/fd/0; do touch -d @86400 $f 2>/dev/null && echo $f; done
+         echo x >/dev/null; echo x >/proc/self/fd/0; head -c 2 /dev/zero | wc -c",
+        nodes.join(" ")
+    );
+    assert_eq!(host.script(&script).await, "2\n");
+    assert_eq!(changed(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root"]
 async fn the_tree_is_the_specs_and_nothing_more() {
     let mut host = Host::start().await;
     let data = host.dir.path().join("data");
