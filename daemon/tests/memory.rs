@@ -34,6 +34,8 @@ fn start(program: &str) -> Agent {
         socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).unwrap();
     let mut command = Command::new(program);
     command.args(["init", "sleep", "1000"]).stdin(Stdio::null());
+    // As a container has it: what a test runner adds lies on the stack of each agent.
+    command.env_clear().env("PATH", "/usr/bin:/bin");
     // SAFETY: the calls are async-signal-safe and touch nothing of the parent.
     #[allow(unsafe_code)]
     unsafe {

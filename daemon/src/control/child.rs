@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use sandman_agent_protocol::{Capabilities, Kind, MAX_TEXT, Start};
@@ -60,10 +60,24 @@ fn become_process(
     if start.terminal.is_some() {
         unable(terminal::control(streams[0]), "take the terminal")?;
     }
-    for stream in streams {
+    let null = terminal::open_null();
+    let mut streams = streams;
+    for stream in &mut streams {
+        if terminal::is_null(*stream).unwrap_or(false) {
+            // The host's own would be the host's to change by whoever holds it open; as runc's
+            // reOpenDevNull.
+            *stream = match &null {
+                Ok(null) => null.as_fd(),
+                Err(error) => {
+                    let text = format!("open /dev/null: {}", lower(error));
+                    return Err((Kind::Unable, text));
+                }
+            };
+            continue;
+        }
         // So that `/dev/stdout` can be opened again. Not possible for all kinds of files, and
         // then not needed; as runc's fixStdioPermissions.
-        drop(terminal::give(stream, start.uid));
+        drop(terminal::give(*stream, start.uid));
     }
     rights::set_umask(start.umask.unwrap_or(0o22));
     // A folder may be closed to root (an NFS export) or to the user.

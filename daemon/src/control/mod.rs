@@ -43,7 +43,9 @@ impl Control {
     /// Stands for `main` until it has ended, as [`signals::supervise`] does, and does what the
     /// host asks.
     pub(crate) fn supervise(self, main: Pid) -> Result<Ended, Fatal> {
-        match Supervisor::new(main, self.0) {
+        let supervisor = Supervisor::new(main, self.0);
+        process::trim_memory();
+        match supervisor {
             Ok(mut supervisor) => loop {
                 if let Some(ended) = supervisor.turn()? {
                     return Ok(ended);
@@ -195,7 +197,13 @@ impl Supervisor {
         match socket::receive(socket.fd.as_fd(), MAX_MESSAGE) {
             // Nobody holds the other end any more, nor ever will: it has no name.
             Ok(received) if received.bytes.is_empty() => self.give_up(),
-            Ok(received) => self.answer(&received.bytes, received.fds),
+            Ok(received) => {
+                self.answer(&received.bytes, received.fds);
+                if self.table.is_empty() {
+                    drop(received.bytes);
+                    process::trim_memory();
+                }
+            }
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
                 io::ErrorKind::InvalidData => self.table.answer(

@@ -86,6 +86,10 @@ impl Table {
         self.answer = Some((number, reply));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.execs.is_empty()
+    }
+
     pub(super) fn owes_answer(&self) -> bool {
         self.answer.is_some()
     }

@@ -1,8 +1,8 @@
-//! Pseudo terminals, and whom streams belong to.
+//! Pseudo terminals, the null device, and whom streams belong to.
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::check;
 
@@ -49,4 +49,26 @@ pub(crate) fn control(terminal: BorrowedFd<'_>) -> io::Result<()> {
 pub(crate) fn give(stream: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
     // SAFETY: takes numbers; -1 leaves the group.
     check(unsafe { libc::fchown(stream.as_raw_fd(), uid, u32::MAX) }).map(drop)
+}
+
+/// Whether `stream` is a null device.
+pub(crate) fn is_null(stream: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` has room.
+    check(unsafe { libc::fstat(stream.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the successful call.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == libc::makedev(1, 3))
+}
+
+/// Opens the sandbox's own null device.
+pub(crate) fn open_null() -> io::Result<OwnedFd> {
+    let flags =
+        libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let null = open_file(c"/dev/null", flags)?;
+    if is_null(null.as_fd())? {
+        Ok(null)
+    } else {
+        Err(io::Error::other("it is not the null device"))
+    }
 }
