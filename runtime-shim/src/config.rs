@@ -67,6 +67,9 @@ pub struct Config {
     /// Log format of this service.
     #[serde(default)]
     pub log_format: LogFormat,
+    /// Whether kernel limits that are too small for this host's pods are raised at start.
+    #[serde(default = "default_raise_kernel_limits")]
+    pub raise_kernel_limits: bool,
     /// Replaces what the machine offers.
     #[serde(default)]
     pub capacity: Capacity,
@@ -112,7 +115,7 @@ pub struct Capacity {
     pub memory_bytes: Option<u64>,
     /// Bytes below `data_dir`.
     pub ephemeral_storage_bytes: Option<u64>,
-    /// Sandboxes.
+    /// Sandboxes; never more than the host's addresses and limits have room for.
     pub pods: Option<u64>,
 }
 
@@ -177,6 +180,10 @@ fn default_snapshotter() -> String {
 fn default_pids_limit() -> u32 {
     // Enough for builds and test runners, far from exhausting a host.
     16_384
+}
+
+fn default_raise_kernel_limits() -> bool {
+    true
 }
 
 fn default_log_max_bytes() -> u64 {

@@ -11,6 +11,7 @@ pub mod handler;
 pub mod host_api;
 pub mod images;
 pub mod layers;
+pub mod limits;
 pub mod logs;
 mod machine;
 pub mod metrics;

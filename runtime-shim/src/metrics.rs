@@ -51,6 +51,11 @@ struct ResultLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabel {
+    limit: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
 }
@@ -66,6 +71,8 @@ pub struct Metrics {
     evictions: Counter,
     open_execs: Gauge,
     waiting: Gauge<f64, AtomicU64>,
+    limits: Family<LimitLabel, Gauge<f64, AtomicU64>>,
+    limits_needed: Family<LimitLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl Default for Metrics {
@@ -130,6 +137,18 @@ impl Metrics {
             "Creations that wait for their turn",
             waiting.clone(),
         );
+        let limits = Family::default();
+        registry.register(
+            "limit",
+            "Limits of the kernel and of daemons that sandboxes share",
+            limits.clone(),
+        );
+        let limits_needed = Family::default();
+        registry.register(
+            "limit_needed",
+            "What the host's capacity of pods needs of each limit",
+            limits_needed.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             phases,
@@ -139,6 +158,8 @@ impl Metrics {
             evictions,
             open_execs,
             waiting,
+            limits,
+            limits_needed,
         }
     }
 
@@ -178,6 +199,13 @@ impl Metrics {
         self.waiting.set(count as f64);
     }
 
+    /// Notes a limit, and what is needed of it.
+    pub fn limit(&self, limit: &'static str, value: u64, needed: u64) {
+        let label = LimitLabel { limit };
+        self.limits.get_or_create(&label).set(value as f64);
+        self.limits_needed.get_or_create(&label).set(needed as f64);
+    }
+
     /// Everything as text.
     ///
     /// # Errors
@@ -200,12 +228,15 @@ mod tests {
         metrics.exec(ExecResult::Exited);
         metrics.sandboxes("active", 2);
         metrics.runtime_error();
+        metrics.limit("kernel.pid_max", 32_768, 40_000);
         let text = metrics.encode().unwrap();
         for line in [
             "sandman_host_create_phase_seconds_count{phase=\"Queue\"} 1",
             "sandman_host_execs_total{result=\"Exited\"} 1",
             "sandman_host_sandboxes{state=\"active\"} 2",
             "sandman_host_runtime_errors_total 1",
+            "sandman_host_limit{limit=\"kernel.pid_max\"} 32768.0",
+            "sandman_host_limit_needed{limit=\"kernel.pid_max\"} 40000.0",
         ] {
             assert!(text.contains(line), "{line} not in\n{text}");
         }

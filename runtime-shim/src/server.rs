@@ -24,9 +24,10 @@ use tracing::{info, warn};
 use crate::cache_commands;
 use crate::config::Config;
 use crate::eviction::Monitor;
-use crate::host_api::{HostService, InventorySource, Machine, Term, end_stale};
+use crate::host_api::{HostService, InventorySource, Machine, Term, end_stale, pods_wanted};
 use crate::images::{Images, ImagesConfig};
 use crate::layers::{self, LayerMetrics, Layers};
+use crate::limits::{self, Demand, Finding};
 use crate::logs::{LogLimits, LogStore};
 use crate::metrics::Metrics;
 use crate::network::{Network, NetworkConfig};
@@ -59,11 +60,17 @@ pub async fn serve(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let listener = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("listen: cannot bind {}", config.listen))?;
-    let measured = Machine::detect(&config).context("cannot measure the machine")?;
+    let findings = check_limits(&config);
+    let measured =
+        Machine::detect(&config, limits::room(&findings)).context("cannot measure the machine")?;
     let allocatable = measured.allocatable;
     let (layers, layer_events) = open_layers(&config).await?.unzip();
     let host = host(&config, measured.capacity.memory_bytes, layers.clone()).await?;
     let host = Arc::new(host);
+    for finding in &findings {
+        host.metrics
+            .limit(finding.name, finding.value, finding.needed);
+    }
     let term = Arc::new(Term::load(host.store.clone()).context("cannot read the leader term")?);
     if let Some(address) = config.metrics_listen {
         let listener = TcpListener::bind(address)
@@ -150,6 +157,31 @@ async fn root_fs(
     let adopt = move || Overlays::adopt(layers, origins, snapshots, &state, &data);
     let overlays = tokio::task::spawn_blocking(adopt).await?;
     Ok(Arc::new(overlays.context("layers")?))
+}
+
+/// Raises the limits that are too small, and says what the rest costs.
+fn check_limits(config: &Config) -> Vec<Finding> {
+    let pods = pods_wanted(config);
+    let runtime = config.runtime_type("").unwrap_or_default();
+    let demand = Demand {
+        pods,
+        tasks_each: limits::tasks_each(runtime),
+    };
+    let findings = limits::check(
+        demand,
+        &config.containerd_socket,
+        config.raise_kernel_limits,
+    );
+    limits::log(&findings);
+    let room = limits::room(&findings);
+    if room < pods {
+        warn!(
+            wanted = pods,
+            offered = room,
+            "this host offers fewer pods than it should: its limits have no room for more"
+        );
+    }
+    findings
 }
 
 async fn host(
@@ -293,6 +325,7 @@ fn answer(host: &Host, request: &Request<Incoming>) -> Response<Full<Bytes>> {
 
 fn count_sandboxes(host: &Host) {
     use sandman_protocol::v1::Lifecycle;
+    host.metrics.waiting(host.queue.waiting());
     let reports = host.board.reports();
     for (lifecycle, state) in [
         (Lifecycle::Active, "active"),

@@ -30,14 +30,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Measures the machine.
+    /// Measures the machine. It offers no more pods than `room`.
     ///
     /// # Errors
     /// `/proc` is unreadable or `data_dir` is on no file system.
-    pub fn detect(config: &Config) -> std::io::Result<Self> {
+    pub fn detect(config: &Config, room: u64) -> std::io::Result<Self> {
         let processors = std::thread::available_parallelism()?.get() as u64;
         let storage = statvfs(&config.data_dir)?;
-        let addresses = config.pod_cidr.size().saturating_sub(2);
         let wish = config.capacity;
         let capacity = v1::Resources {
             cpu_millis: wish.cpu_millis.unwrap_or(processors * 1000),
@@ -45,7 +44,7 @@ impl Machine {
             ephemeral_storage_bytes: wish
                 .ephemeral_storage_bytes
                 .unwrap_or(storage.blocks().saturating_mul(storage.fragment_size())),
-            pods: wish.pods.unwrap_or(DEFAULT_PODS).min(addresses),
+            pods: pods_wanted(config).min(room),
         };
         let allocatable = v1::Resources {
             cpu_millis: capacity
@@ -65,6 +64,13 @@ impl Machine {
             machine_id: read_line("/etc/machine-id"),
         })
     }
+}
+
+/// Pods that the host shall offer, if its limits have room for them.
+#[must_use]
+pub fn pods_wanted(config: &Config) -> u64 {
+    let addresses = config.pod_cidr.size().saturating_sub(2);
+    config.capacity.pods.unwrap_or(DEFAULT_PODS).min(addresses)
 }
 
 /// Makes inventories.

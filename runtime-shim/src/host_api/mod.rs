@@ -12,6 +12,6 @@ mod term;
 mod watch;
 
 pub use self::exec::end_stale;
-pub use self::inventory::{InventorySource, Machine};
+pub use self::inventory::{InventorySource, Machine, pods_wanted};
 pub use self::service::HostService;
 pub use self::term::Term;

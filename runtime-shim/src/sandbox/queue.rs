@@ -18,9 +18,9 @@ struct State {
     waiting: HashMap<String, VecDeque<oneshot::Sender<Permit>>>,
 }
 
-/// The right to make something; given back when dropped.
+/// The right to make something; passed on when dropped. Without a queue it is nobody's.
 #[derive(Debug)]
-pub struct Permit(Arc<Mutex<State>>);
+pub struct Permit(Option<Arc<Mutex<State>>>);
 
 impl CreationQueue {
     /// Lets `width` at once.
@@ -40,7 +40,7 @@ impl CreationQueue {
             let mut state = lock(&self.0);
             if state.free > 0 {
                 state.free -= 1;
-                return Permit(self.0.clone());
+                return Permit(Some(self.0.clone()));
             }
             let (sender, receiver) = oneshot::channel();
             let line = state.waiting.entry(namespace.to_owned()).or_default();
@@ -50,16 +50,9 @@ impl CreationQueue {
             }
             receiver
         };
-        match turn.await {
-            Ok(permit) => permit,
-            // Unreachable: a sender is only dropped after it was used. Going on unpaced is
-            // better than never.
-            Err(_) => Permit(Arc::new(Mutex::new(State {
-                free: 0,
-                turns: VecDeque::new(),
-                waiting: HashMap::new(),
-            }))),
-        }
+        // A sender is only dropped after it was used, so there is always a permit; if not, going on
+        // unpaced is better than never.
+        turn.await.unwrap_or(Permit(None))
     }
 
     /// How many wait.
@@ -71,18 +64,27 @@ impl CreationQueue {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // Passes the permit on. A waiter that gave up drops it again, hence the loop is in the
-        // recursion of `send` failing: the returned permit is dropped outside the lock.
-        let next = {
-            let mut state = lock(&self.0);
-            let next = next_in_turn(&mut state);
-            if next.is_none() {
-                state.free += 1;
-            }
-            next
+        let Some(queue) = self.0.take() else {
+            return;
         };
-        if let Some(next) = next {
-            drop(next.send(Permit(self.0.clone())));
+        // Those who gave up are passed over here, one after the other: a permit that came back
+        // from each would be dropped within this drop, as deep as the queue is long.
+        loop {
+            let next = {
+                let mut state = lock(&queue);
+                let next = next_in_turn(&mut state);
+                if next.is_none() {
+                    state.free += 1;
+                }
+                next
+            };
+            let Some(next) = next else {
+                return;
+            };
+            match next.send(Permit(Some(queue.clone()))) {
+                Ok(()) => return,
+                Err(mut refused) => refused.0 = None,
+            }
         }
     }
 }
@@ -134,6 +136,20 @@ mod tests {
             order.push(waiters.remove(index).0);
         }
         assert_eq!(order, ["a1", "b1", "a2", "b2", "a3"]);
+    }
+
+    #[tokio::test]
+    async fn however_many_gave_up_the_stack_stays_flat() {
+        let queue = CreationQueue::new(1);
+        let first = queue.acquire("a").await;
+        let mut gone: Vec<_> = (0..100_000).map(|_| Box::pin(queue.acquire("a"))).collect();
+        for waiter in &mut gone {
+            assert!(waiter.now_or_never().is_none());
+        }
+        drop(gone);
+        drop(first);
+        assert_eq!(queue.waiting(), 0);
+        assert!(queue.acquire("b").now_or_never().is_some());
     }
 
     #[tokio::test]

@@ -153,7 +153,6 @@ impl Host {
         let asked = Instant::now();
         let permit = self.queue.acquire(namespace).await;
         self.metrics.phase(Phase::Queue, asked.elapsed());
-        self.metrics.waiting(self.queue.waiting());
         permit
     }
 
