@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) window: Option<usize>,
     /// For all to be Ready, and again for all to be gone.
     pub(crate) deadline: Duration,
+    /// Makes a pod of its name, the batch's, the node's and the image's.
+    pub(crate) manifest: fn(&str, &str, &str, &str) -> serde_json::Value,
 }
 
 /// Pods that exist.
@@ -47,7 +49,7 @@ impl Batch {
         let mut manifests = Vec::with_capacity(plan.pods);
         for index in 0..plan.pods {
             let name = format!("{}-{index}", plan.name);
-            let pod = sleeper(&name, &plan.name, plan.subject.node(), &session.image);
+            let pod = (plan.manifest)(&name, &plan.name, plan.subject.node(), &session.image);
             manifests.push((name, serde_json::from_value::<Pod>(pod)?));
         }
         let mut watch = PodWatch::open(api.clone(), &plan.name).await;
@@ -166,6 +168,7 @@ pub(crate) async fn warm(
         concurrency: hosts,
         window: None,
         deadline,
+        manifest: sleeper,
     };
     tracing::info!(subject = subject.name(), pods = plan.pods, "warming up");
     let (batch, outcome) = Batch::create(session, plan).await?;

@@ -6,6 +6,7 @@ use crate::batch::{Batch, Plan, warm};
 use crate::cli::BurstArgs;
 use crate::cluster::{Cluster, Session};
 use crate::machine;
+use crate::pod::sleeper;
 use crate::report::{Metric, Report, Round, latencies};
 use crate::subject::Subject;
 use crate::timeline::Outcome;
@@ -50,6 +51,7 @@ async fn turn(
         concurrency: arguments.concurrency.get(),
         window: None,
         deadline: arguments.deadline,
+        manifest: sleeper,
     };
     let before = machine::busy();
     let (batch, outcome) = Batch::create(session, plan).await?;

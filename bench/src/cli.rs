@@ -42,6 +42,36 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     /// Hold many pods at once: all Ready, what each costs, and nothing left when they are gone.
     Density(DensityArgs),
+    /// Move bytes through one pod's exec, port-forward and log: MB a second, each byte compared.
+    Stream(StreamArgs),
+    /// Count requests to the API server: of an idle node, and for the lives of pods.
+    ApiCost(ApiCostArgs),
+}
+
+/// Arguments of `stream`.
+#[derive(Debug, Args)]
+pub(crate) struct StreamArgs {
+    /// MiB moved each time, but for logs. They are in the pod's memory, twice.
+    #[arg(long, default_value = "256", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub(crate) mib: u64,
+    #[command(flatten)]
+    pub(crate) comparison: Comparison,
+}
+
+/// Arguments of `api-cost`.
+#[derive(Debug, Args)]
+pub(crate) struct ApiCostArgs {
+    /// Pods created, watched until Ready, and removed in each round.
+    #[arg(long, default_value = "20")]
+    pub(crate) pods: NonZeroUsize,
+    /// Seconds of each round in which the nodes have no pods.
+    #[arg(long, default_value = "120", value_parser = seconds)]
+    pub(crate) idle: Duration,
+    /// Seconds in which all pods of a round must be Ready, and again gone.
+    #[arg(long, default_value = "600", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+    #[command(flatten)]
+    pub(crate) comparison: Comparison,
 }
 
 /// Arguments of `burst`.

@@ -13,6 +13,7 @@ use kube::{Client, Config};
 use serde_json::json;
 
 use crate::census::Place;
+use crate::audit::AuditLog;
 use crate::cli::DevArgs;
 use crate::dev::{Dev, State};
 use crate::subject::Subject;
@@ -48,6 +49,10 @@ pub(crate) struct Session {
     pub(crate) containerd: (PathBuf, Vec<PathBuf>),
     /// Where its pods leave traces.
     pub(crate) place: Place,
+    /// Runtime of Sandman's pods, if the cluster says.
+    pub(crate) runtime: Option<String>,
+    /// Who asked the API server for what.
+    pub(crate) audit_log: Option<AuditLog>,
 }
 
 impl Session {
@@ -100,6 +105,8 @@ impl Cluster {
                     variable("SANDMAN_STATE_DIR")?,
                 ],
             },
+            runtime: variables.get("SANDMAN_RUNTIME").cloned(),
+            audit_log: variables.get("SANDMAN_AUDIT_LOG").map(AuditLog::new),
         };
         if subjects.contains(&Subject::Sandman) && session.hosts == 0 {
             bail!("the dev cluster has no hosts; run `hack/dev down`, or give --peers-only");
@@ -126,6 +133,11 @@ impl Cluster {
             bail!("`hack/dev status` does not show {}", NAMES.join(", "));
         }
         Ok(pids)
+    }
+
+    /// Runtime of Sandman's pods, if the cluster is open and says.
+    pub(crate) fn runtime(&self) -> Option<&str> {
+        self.made.as_ref()?.runtime.as_deref()
     }
 
     async fn up(&mut self) -> anyhow::Result<()> {

@@ -17,7 +17,7 @@ use crate::batch::{Batch, Plan, warm};
 use crate::census::{self, Census, Place};
 use crate::cli::DensityArgs;
 use crate::cluster::{Cluster, Session};
-use crate::pod::{CONTAINER, Progress, progress};
+use crate::pod::{CONTAINER, Progress, progress, sleeper};
 use crate::report::{Metric, Metrics, Report, Round, latencies};
 use crate::stats::median;
 use crate::subject::{Subject, subjects};
@@ -87,6 +87,7 @@ async fn turn(
         concurrency: arguments.window.get(),
         window: Some(arguments.window.get()),
         deadline: arguments.deadline,
+        manifest: sleeper,
     };
     let (batch, outcome) = Batch::create(session, plan).await?;
     let full = Memory::measure(control_plane)?;

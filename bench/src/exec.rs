@@ -13,7 +13,7 @@ use kube::{Client, Config};
 use crate::batch::{Batch, Plan};
 use crate::cli::ExecArgs;
 use crate::cluster::{Cluster, Session};
-use crate::pod::CONTAINER;
+use crate::pod::{CONTAINER, sleeper};
 use crate::report::{Metric, Report, Round, latencies};
 use crate::stats::median;
 use crate::subject::Subject;
@@ -78,6 +78,7 @@ impl Target {
             concurrency: 1,
             window: None,
             deadline: READY_WITHIN,
+            manifest: sleeper,
         };
         let (batch, outcome) = Batch::create(session, plan).await?;
         if let Some((pod, reason)) = outcome.failures.first() {

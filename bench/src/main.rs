@@ -6,6 +6,8 @@
     reason = "results are this program's standard output"
 )]
 
+mod api_cost;
+mod audit;
 mod batch;
 mod burst;
 mod census;
@@ -18,6 +20,7 @@ mod machine;
 mod pod;
 mod report;
 mod stats;
+mod stream;
 mod subject;
 mod timeline;
 mod watch;
@@ -78,11 +81,14 @@ async fn run(cli: &Cli) -> anyhow::Result<Report> {
 }
 
 async fn measure(cluster: &mut Cluster, cli: &Cli) -> anyhow::Result<Report> {
-    match &cli.command {
+    let report = match &cli.command {
         Command::Burst(arguments) => burst::run(cluster, arguments).await,
         Command::Exec(arguments) => exec::run(cluster, arguments).await,
         Command::Density(arguments) => density::run(cluster, arguments).await,
-    }
+        Command::Stream(arguments) => stream::run(cluster, arguments).await,
+        Command::ApiCost(arguments) => api_cost::run(cluster, arguments).await,
+    }?;
+    Ok(report.with_runtime(cluster.runtime()))
 }
 
 async fn interrupted() -> anyhow::Result<&'static str> {

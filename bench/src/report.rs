@@ -23,6 +23,18 @@ pub(crate) enum Metric {
     P99Ms,
     /// Median of a request that does nothing, on the same way to the node.
     FloorP50Ms,
+    /// Millions of bytes a second.
+    MbPerS,
+    /// Requests to the API server by an idle node, a minute.
+    RequestsPerMin,
+    /// Requests to the API server about which replica leads, a minute.
+    ElectionPerMin,
+    /// Writes of a pod's status in its life.
+    StatusWritesEach,
+    /// Of the pod whose status was written most.
+    StatusWritesMax,
+    /// Requests to the API server for a pod's life, what is about the node left out.
+    RequestsEach,
     /// Processor seconds of the whole machine, control plane and bench included.
     CpuS,
     /// [`Metric::P50Ms`] of the first tenth, at most a thousand.
@@ -48,6 +60,12 @@ impl Metric {
             Self::P90Ms => "P90 MS",
             Self::P99Ms => "P99 MS",
             Self::FloorP50Ms => "FLOOR MS",
+            Self::MbPerS => "MB/S",
+            Self::RequestsPerMin => "REQ/MIN",
+            Self::ElectionPerMin => "ELECT/MIN",
+            Self::StatusWritesEach => "STATUS/POD",
+            Self::StatusWritesMax => "STATUS MAX",
+            Self::RequestsEach => "REQ/POD",
             Self::CpuS => "CPU S",
             Self::FirstP50Ms => "FIRST MS",
             Self::LastP50Ms => "LAST MS",
@@ -83,11 +101,36 @@ pub(crate) struct Round {
     pub(crate) metrics: Metrics,
 }
 
+/// What came of all subjects in one case of a bench.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    name: &'static str,
+    n: usize,
+    subjects: Vec<(Subject, Vec<Round>)>,
+}
+
+impl Case {
+    /// `n` is the number of operations in a round.
+    pub(crate) fn new(name: &'static str, n: usize, subjects: Vec<(Subject, Vec<Round>)>) -> Self {
+        Self {
+            name,
+            n,
+            subjects,
+        }
+    }
+}
+
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Row {
     bench: &'static str,
     subject: &'static str,
+    /// Of a bench that measures several things.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    case: Option<&'static str>,
+    /// Runtime of Sandman's pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtime: Option<String>,
     /// Of a ratio: to whom Sandman is compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<&'static str>,
@@ -121,30 +164,32 @@ impl Report {
         bench: &'static str,
         subjects: impl IntoIterator<Item = (Subject, usize, &'a Vec<Round>)>,
     ) -> Self {
-        let mut rows: Vec<Row> = subjects
-            .into_iter()
-            .map(|(subject, n, rounds)| Row {
-                bench,
-                subject: subject.name(),
-                peer: None,
-                n,
-                rounds: rounds.len(),
-                failed: Some(rounds.iter().map(|round| round.failed).sum()),
-                metrics: medians(rounds),
-            })
-            .collect();
-        let ratios: Vec<Row> = rows
+        Self {
+            rows: rows(bench, None, subjects),
+        }
+    }
+
+    /// The same for each case, one after the other.
+    pub(crate) fn of_cases(bench: &'static str, cases: &[Case]) -> Self {
+        let rows = cases
             .iter()
-            .find(|row| row.subject == Subject::Sandman.name())
-            .into_iter()
-            .flat_map(|ours| {
-                rows.iter()
-                    .filter(|row| row.subject != ours.subject)
-                    .map(|peer| ours.against(peer))
+            .flat_map(|case| {
+                let subjects = case.subjects.iter();
+                let sized = subjects.map(|(subject, rounds)| (*subject, case.n, rounds));
+                rows(bench, Some(case.name), sized)
             })
             .collect();
-        rows.extend(ratios);
         Self { rows }
+    }
+
+    /// Says which runtime Sandman's pods had.
+    pub(crate) fn with_runtime(mut self, runtime: Option<&str>) -> Self {
+        for row in &mut self.rows {
+            if row.subject == Subject::Sandman.name() {
+                row.runtime = runtime.map(str::to_owned);
+            }
+        }
+        self
     }
 
     /// Operations that failed, of all subjects.
@@ -177,11 +222,15 @@ impl Report {
         ];
         for row in &self.rows {
             let dash = || "-".to_owned();
+            let subject = row.peer.map_or_else(
+                || row.subject.to_owned(),
+                |peer| format!("{} / {peer}", Subject::Sandman.name()),
+            );
             let mut line = vec![
-                row.peer.map_or_else(
-                    || row.subject.to_owned(),
-                    |peer| format!("{} / {peer}", Subject::Sandman.name()),
-                ),
+                match row.case {
+                    Some(case) => format!("{case}: {subject}"),
+                    None => subject,
+                },
                 row.n.to_string(),
                 row.failed.map_or_else(dash, |failed| failed.to_string()),
             ];
@@ -194,6 +243,40 @@ impl Report {
         }
         align(&lines)
     }
+}
+
+/// A row a subject, then one a peer.
+fn rows<'a>(
+    bench: &'static str,
+    case: Option<&'static str>,
+    subjects: impl IntoIterator<Item = (Subject, usize, &'a Vec<Round>)>,
+) -> Vec<Row> {
+    let mut rows: Vec<Row> = subjects
+        .into_iter()
+        .map(|(subject, n, rounds)| Row {
+            bench,
+            subject: subject.name(),
+            case,
+            runtime: None,
+            peer: None,
+            n,
+            rounds: rounds.len(),
+            failed: Some(rounds.iter().map(|round| round.failed).sum()),
+            metrics: medians(rounds),
+        })
+        .collect();
+    let ratios: Vec<Row> = rows
+        .iter()
+        .find(|row| row.subject == Subject::Sandman.name())
+        .into_iter()
+        .flat_map(|ours| {
+            rows.iter()
+                .filter(|row| row.subject != ours.subject)
+                .map(|peer| ours.against(peer))
+        })
+        .collect();
+    rows.extend(ratios);
+    rows
 }
 
 impl Row {
@@ -338,6 +421,28 @@ mod tests {
         let report = Report::new("exec", 5, &[(Subject::Sandman, vec![round(5, &[])])]);
         assert_eq!(lines(&report)[0].get("p50_ms"), None);
         assert!(latencies(&[]).is_empty());
+    }
+
+    #[test]
+    fn cases_are_rows_of_their_own() {
+        let case = |name, value| {
+            let subjects = vec![
+                (Subject::Sandman, vec![round(0, &[(Metric::MbPerS, value)])]),
+                (Subject::Kubelet, vec![round(0, &[(Metric::MbPerS, 10.0)])]),
+            ];
+            Case::new(name, 1, subjects)
+        };
+        let report = Report::of_cases("stream", &[case("in", 20.0), case("out", 30.0)]);
+        let report = report.with_runtime(Some("runc"));
+        let lines = lines(&report);
+        assert_eq!(lines.len(), 6);
+        assert_eq!(lines[0]["runtime"], "runc");
+        assert_eq!(lines[1].get("runtime"), None);
+        assert_eq!(lines[2]["case"], "in");
+        assert_eq!(lines[2]["mb_per_s"], 2.0);
+        assert_eq!(lines[5]["case"], "out");
+        assert_eq!(lines[5]["mb_per_s"], 3.0);
+        assert!(report.table().contains("out: sandman / kubelet"));
     }
 
     #[test]

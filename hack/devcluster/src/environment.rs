@@ -31,6 +31,10 @@ pub(crate) fn variables(layout: &Layout) -> anyhow::Result<BTreeMap<&'static str
             layout.state_dir().display().to_string(),
         ),
         ("SANDMAN_LOG_DIR", layout.log_dir().display().to_string()),
+        (
+            "SANDMAN_AUDIT_LOG",
+            layout.audit_log().display().to_string(),
+        ),
         ("SANDMAN_INSTANCE", layout.id().to_owned()),
         ("SANDMAN_CGROUP_PARENT", layout.cgroup_parent()),
         ("SANDMAN_NODE", NODE.to_owned()),

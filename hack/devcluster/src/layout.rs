@@ -123,6 +123,11 @@ impl Layout {
         self.state.join("logs")
     }
 
+    /// What nodes asked of the API server.
+    pub(crate) fn audit_log(&self) -> PathBuf {
+        self.log_dir().join("audit.jsonl")
+    }
+
     /// Output of one component.
     pub(crate) fn log_file(&self, component: &str) -> PathBuf {
         self.log_dir().join(format!("{component}.log"))
