@@ -12,8 +12,8 @@ use kube::runtime::wait::{Condition, await_condition};
 use kube::{Client, Config};
 use serde_json::json;
 
-use crate::census::Place;
 use crate::audit::AuditLog;
+use crate::census::Place;
 use crate::cli::DevArgs;
 use crate::dev::{Dev, State};
 use crate::subject::Subject;

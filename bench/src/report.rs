@@ -112,11 +112,7 @@ pub(crate) struct Case {
 impl Case {
     /// `n` is the number of operations in a round.
     pub(crate) fn new(name: &'static str, n: usize, subjects: Vec<(Subject, Vec<Round>)>) -> Self {
-        Self {
-            name,
-            n,
-            subjects,
-        }
+        Self { name, n, subjects }
     }
 }
 

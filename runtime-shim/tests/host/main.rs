@@ -6,6 +6,7 @@
 mod exec;
 mod faults;
 mod health;
+mod limits;
 mod sandbox;
 mod streams;
 mod support;

@@ -27,6 +27,8 @@ pub(crate) use self::client::Node;
 const CLASSES: [&str; 3] = ["", "burstable", "besteffort"];
 const FLEET: &str = "test";
 const LISTEN: &str = "127.0.0.1:7443";
+/// Where the service under test serves metrics.
+pub(crate) const METRICS: &str = "127.0.0.1:9440";
 
 /// The host under test.
 pub(crate) struct TestHost {
@@ -160,7 +162,7 @@ state_dir = "{dir}/state"
 data_dir = "{dir}/data"
 daemon_image = "{dir}/daemon.erofs"
 cgroup_parent = "{cgroup}"
-metrics_listen = "127.0.0.1:9440"
+metrics_listen = "{METRICS}"
 default_runtime = "sandman"
 log_max_bytes = 65536
 [runtimes.sandman]
@@ -177,22 +179,36 @@ image_available_percent = 1
         )
     }
 
-    /// Starts containerd and waits until it listens.
+    /// Starts containerd.
     pub(crate) fn start_containerd(&mut self) {
+        self.start_containerd_with(None);
+    }
+
+    /// Starts containerd with this limit of open files.
+    pub(crate) fn start_containerd_with(&mut self, nofile: Option<u32>) {
         let dir = self.path("containerd");
         let text = format!(
             r#"
 version = 2
 root = "{0}/root"
 state = "{0}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
+disabled_plugins = [
+  "io.containerd.grpc.v1.cri",
+  "io.containerd.monitor.v1.cgroups",
+  "io.containerd.monitor.task.v1.cgroups",
+]
 [grpc]
 address = "{0}/containerd.sock"
+[plugins."io.containerd.gc.v1.scheduler"]
+mutation_threshold = 0
 "#,
             dir.display()
         );
         std::fs::write(dir.join("config.toml"), text).unwrap();
-        let child = Command::new("containerd")
+        // A limit is set by a shell, which then becomes containerd.
+        let limit = nofile.map_or_else(String::new, |nofile| format!("ulimit -n {nofile} && "));
+        let child = Command::new("sh")
+            .args(["-c", &format!("{limit}exec containerd \"$@\""), "sh"])
             .arg("--config")
             .arg(dir.join("config.toml"))
             .stdin(Stdio::null())
@@ -201,6 +217,16 @@ address = "{0}/containerd.sock"
             .spawn()
             .unwrap();
         self.containerd = Some(child);
+    }
+
+    /// Waits until containerd takes connections; it has no event for that.
+    pub(crate) fn wait_for_containerd(&self) {
+        let socket = self.path("containerd/containerd.sock");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < deadline, "{}", self.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Starts the service under test.
