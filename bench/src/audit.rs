@@ -25,6 +25,7 @@ pub(crate) struct Mark(u64);
 struct Event {
     #[serde(rename = "auditID")]
     audit_id: String,
+    stage: String,
     verb: String,
     user: User,
     object_ref: Object,
@@ -95,7 +96,7 @@ fn read(path: &Path, Mark(offset): Mark) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Counts each request once; a watch has one event when it begins and one when it ends.
+/// Counts each request once, and a watch when it begins: one that ends now was asked for earlier.
 fn count(log: &str, node: &str) -> Requests {
     let user = format!("system:node:{node}");
     let mut seen = std::collections::BTreeSet::new();
@@ -107,7 +108,8 @@ fn count(log: &str, node: &str) -> Requests {
     for event in events {
         let ours = event.user.username == user;
         let election = event.user.username == ELECTION_USER;
-        if !(ours || election) || !seen.insert(event.audit_id.clone()) {
+        let ends = event.verb == "watch" && event.stage != "ResponseStarted";
+        if !(ours || election) || ends || !seen.insert(event.audit_id.clone()) {
             continue;
         }
         if election {
@@ -136,8 +138,19 @@ mod tests {
     use super::*;
 
     fn line(id: &str, user: &str, verb: &str, resource: &str, subresource: &str) -> String {
+        line_at("ResponseComplete", id, user, verb, resource, subresource)
+    }
+
+    fn line_at(
+        stage: &str,
+        id: &str,
+        user: &str,
+        verb: &str,
+        resource: &str,
+        subresource: &str,
+    ) -> String {
         let event = json!({
-            "kind": "Event", "level": "Metadata", "auditID": id, "stage": "ResponseComplete",
+            "kind": "Event", "level": "Metadata", "auditID": id, "stage": stage,
             "verb": verb, "user": {"username": user, "groups": ["system:nodes"]},
             "objectRef": {"resource": resource, "subresource": subresource, "name": "a"},
         });
@@ -148,8 +161,10 @@ mod tests {
     fn a_request_counts_once_and_for_whom_made_it() {
         let node = "system:node:sandman";
         let log = [
+            line_at("ResponseStarted", "1", node, "watch", "pods", ""),
             line("1", node, "watch", "pods", ""),
-            line("1", node, "watch", "pods", ""),
+            // It began before.
+            line("8", node, "watch", "nodes", ""),
             line("2", node, "update", "leases", ""),
             line("3", node, "patch", "pods", "status"),
             line("4", node, "get", "pods", "status"),
