@@ -27,6 +27,8 @@ pub(super) struct Args {
     pub(super) socket: Option<PathBuf>,
     /// The listening socket is descriptor 3: `start` made it.
     pub(super) inherited: bool,
+    /// The holder has the listening socket: it started this.
+    pub(super) revived: bool,
     pub(super) debug: bool,
 }
 
@@ -48,6 +50,7 @@ impl Args {
                 .map_or_else(|| STATE_DIR.into(), PathBuf::from),
             socket: None,
             inherited: false,
+            revived: false,
             debug: false,
         };
         let mut verb = None;
@@ -67,6 +70,7 @@ impl Args {
             match name.as_str() {
                 "debug" => args.debug = true,
                 "inherited" => args.inherited = true,
+                "revived" => args.revived = true,
                 "info" => verb = Some(Verb::Info),
                 "v" | "version" => verb = Some(Verb::Version),
                 "h" | "help" => verb = Some(Verb::Help),

@@ -21,6 +21,8 @@ use crate::task::{Removed, check_id, remove_left};
 
 /// For each request to a living shim.
 const REQUEST: Duration = Duration::from_secs(2);
+/// Before a lost connection is made again.
+const AGAIN: Duration = Duration::from_millis(10);
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     check_id("-id", &args.id)?;
@@ -38,19 +40,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 async fn delete(args: &Args, group: &Group, bundle: PathBuf) -> anyhow::Result<DeleteResponse> {
-    if let Ok(client) = Client::connect(&format!("unix://{}", group.socket().display())).await {
-        match ask(&TaskClient::new(client), &args.id).await {
-            Ok(response) => {
-                group.settle(&args.id);
-                return Ok(response);
-            }
-            // Half made and abandoned, or gone already: what is left has no task.
-            Err(ttrpc::Error::RpcStatus(status)) if status.code() == ttrpc::Code::NOT_FOUND => {}
-            // It has the task and will not let go: removing it from here would be behind its back.
-            Err(error) => bail!("the shim of {}: {error}", args.id),
-        }
+    if let Some(response) = by_shim(args, group).await? {
+        return Ok(response);
+    }
+    // A shim that starts meanwhile takes over what there is under this lock, or finds it gone.
+    let lock = group.lock().context("taking the lock")?;
+    if let Some(response) = by_shim(args, group).await? {
+        return Ok(response);
     }
     let Removed { pid, exit } = remove_left(group.dir(), &args.id, &bundle).await?;
+    drop(lock);
     group.settle(&args.id);
     Ok(DeleteResponse {
         pid: pid.cast_unsigned(),
@@ -58,6 +57,33 @@ async fn delete(args: &Args, group: &Group, bundle: PathBuf) -> anyhow::Result<D
         exited_at: MessageField::some(timestamp(exit.at)),
         ..Default::default()
     })
+}
+
+/// Has the shim delete it, if there is one that knows it.
+async fn by_shim(args: &Args, group: &Group) -> anyhow::Result<Option<DeleteResponse>> {
+    let address = format!("unix://{}", group.socket().display());
+    let deadline = tokio::time::Instant::now() + REQUEST;
+    loop {
+        let Ok(client) = Client::connect(&address).await else {
+            return Ok(None);
+        };
+        let late = tokio::time::Instant::now() > deadline;
+        match ask(&TaskClient::new(client), &args.id).await {
+            Ok(response) => {
+                group.settle(&args.id);
+                return Ok(Some(response));
+            }
+            // Half made and abandoned, or gone already: what is left has no task.
+            Err(ttrpc::Error::RpcStatus(status)) if status.code() == ttrpc::Code::NOT_FOUND => {
+                return Ok(None);
+            }
+            // It has the task and will not let go: removing it from here would be behind its back.
+            Err(error @ ttrpc::Error::RpcStatus(_)) => bail!("the shim of {}: {error}", args.id),
+            Err(error) if late => bail!("the shim of {}: {error}", args.id),
+            // The connection is lost: who took it is ending, or was killed and comes again.
+            Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    }
 }
 
 async fn ask(

@@ -310,6 +310,30 @@ impl Client {
         self.done(&Request::Forget { key: key.clone() }, &[]).await
     }
 
+    /// Has the holder serve containerd's connections; see [`Request::Front`].
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] when nothing listens yet and no `listener` is given.
+    pub async fn front(
+        &self,
+        argv: Vec<Vec<u8>>,
+        env: Vec<Vec<u8>>,
+        shim: BorrowedFd<'_>,
+        log: BorrowedFd<'_>,
+        listener: Option<BorrowedFd<'_>>,
+    ) -> Result<(), HolderError> {
+        let fds: Vec<_> = [shim, log].into_iter().chain(listener).collect();
+        self.done(&Request::Front { argv, env }, &fds).await
+    }
+
+    /// Ends without being started again; see [`Request::Retire`].
+    ///
+    /// # Errors
+    /// Only [`HolderError::Gone`].
+    pub async fn retire(&self) -> Result<(), HolderError> {
+        self.done(&Request::Retire, &[]).await
+    }
+
     async fn done(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), HolderError> {
         match self.answer(request, fds).await? {
             (Reply::Done, _) => Ok(()),

@@ -25,8 +25,10 @@
 //! unknown zombie is left a zombie until the zygote has answered.
 
 pub mod client;
+mod front;
 pub mod protocol;
 mod registry;
+mod relay;
 mod server;
 mod spawn;
 mod world;

@@ -139,6 +139,19 @@ pub enum Request {
         /// Which.
         key: Key,
     },
+    /// Serves containerd's connections for the shim: their requests go to the first descriptor
+    /// beside the message, a stream socket of ttrpc, and its answers back. The second is the stderr
+    /// of shims to come. The third, if there is one, listens for containerd. Once the shim's
+    /// connection to the holder ends, the command starts another one. Answer: [`Reply::Done`], or
+    /// [`Code::NotFound`] when nothing listens yet.
+    Front {
+        /// Program and arguments; none if somebody else starts shims.
+        argv: Vec<Vec<u8>>,
+        /// `NAME=value`, the whole environment.
+        env: Vec<Vec<u8>>,
+    },
+    /// The shim is about to end, and is not to be started again.
+    Retire,
     /// Acknowledges the exit, if there was a process, and forgets the key with all it holds.
     /// Refused with [`Code::Running`] while the process lives; an unknown key is no error.
     Forget {
@@ -304,6 +317,12 @@ impl Request {
                 w.u8(10);
                 w.bytes(key.as_bytes());
             }
+            Self::Front { argv, env } => {
+                w.u8(11);
+                w.list(argv, |w, word| w.bytes(word));
+                w.list(env, |w, variable| w.bytes(variable));
+            }
+            Self::Retire => w.u8(12),
         }
         w.finish()
     }
@@ -352,6 +371,11 @@ impl Request {
             8 => Self::List,
             9 => Self::Take { key: Key::read(r)? },
             10 => Self::Forget { key: Key::read(r)? },
+            11 => Self::Front {
+                argv: r.list(|r| r.bytes().map(<[u8]>::to_vec))?,
+                env: r.list(|r| r.bytes().map(<[u8]>::to_vec))?,
+            },
+            12 => Self::Retire,
             _ => return Err(Malformed("request kind")),
         };
         reader.end()?;

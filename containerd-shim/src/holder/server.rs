@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -18,6 +18,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
 };
 
+use super::front::{Command, Front};
 use super::protocol::{CloneHeader, Code, Exit, Key, MAX_MESSAGE, Reply, Request, Slot, VERSION};
 use super::registry::{Refusal, Registry};
 use super::spawn;
@@ -37,6 +38,9 @@ const CHILDREN: u64 = 1;
 const ZYGOTE: u64 = 2;
 /// Clients count up from here: an event of one that was cut off must not meet its successor.
 const FIRST_CLIENT: u64 = 16;
+
+/// What came of a request that is answered at once.
+type Answered = Result<(), Refusal>;
 
 /// A launch on its way to the zygote.
 struct Launch {
@@ -64,6 +68,7 @@ struct Client {
 
 struct Holder {
     epoll: Epoll,
+    front: Option<Front>,
     listener: OwnedFd,
     children: SignalFd,
     origin: Origin,
@@ -121,6 +126,7 @@ impl Holder {
         epoll.add(&zygote.socket, EpollEvent::new(EpollFlags::EPOLLIN, ZYGOTE))?;
         Ok(Self {
             epoll,
+            front: None,
             listener,
             children,
             origin,
@@ -137,9 +143,10 @@ impl Holder {
     }
 
     fn run(&mut self) -> io::Result<()> {
-        let mut events = [EpollEvent::empty(); 16];
+        let mut events = [EpollEvent::empty(); 64];
+        let mut timeout = EpollTimeout::NONE;
         loop {
-            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+            let count = match self.epoll.wait(&mut events, timeout) {
                 Err(Errno::EINTR) => 0,
                 other => other?,
             };
@@ -151,7 +158,12 @@ impl Holder {
                         self.reap()?;
                     }
                     ZYGOTE => self.hear_zygote()?,
-                    token => self.hear_client(token),
+                    token => match &mut self.front {
+                        Some(front) if front.owns(token) => {
+                            front.hear(&self.epoll, token, event.events())?;
+                        }
+                        _ => self.hear_client(token),
+                    },
                 }
             }
             // What follows from the events, whatever they were.
@@ -160,6 +172,10 @@ impl Holder {
             if self.is_done() {
                 return Ok(());
             }
+            timeout = match self.tend_front() {
+                Some(wait) => EpollTimeout::try_from(wait).unwrap_or(EpollTimeout::MAX),
+                None => EpollTimeout::NONE,
+            };
         }
     }
 
@@ -168,7 +184,46 @@ impl Holder {
     fn is_done(&self) -> bool {
         let served = self.next_token > FIRST_CLIENT;
         let idle = self.queue.is_empty() && self.in_flight.is_none();
-        served && self.client.is_none() && idle && self.registry.keys().next().is_none()
+        let used = self.front.as_ref().is_some_and(Front::is_used);
+        served && self.client.is_none() && idle && !used && !self.keeps_any()
+    }
+
+    fn keeps_any(&self) -> bool {
+        self.registry.keys().next().is_some()
+    }
+
+    /// Sends what containerd and the shim have for each other, and sees to it that there is a shim.
+    /// Returns how soon to look again.
+    fn tend_front(&mut self) -> Option<Duration> {
+        let keeps_any = self.keeps_any();
+        let front = self.front.as_mut()?;
+        front.speak(&self.epoll);
+        if self.client.is_some() {
+            return None;
+        }
+        let needed = keeps_any || front.is_used();
+        front.revive(needed, self.origin.nofile)
+    }
+
+    fn front(&mut self, argv: Vec<Vec<u8>>, env: Vec<Vec<u8>>, fds: Vec<OwnedFd>) -> Answered {
+        let mut fds = fds.into_iter();
+        let (Some(shim), Some(log)) = (fds.next(), fds.next()) else {
+            return Err((Code::Invalid, "Front takes two descriptors or three"));
+        };
+        let failed = |_| (Code::System, "serving the sockets");
+        if let Some(listener) = fds.next() {
+            // containerd has nobody at an older one: its name is gone.
+            self.front = Some(Front::new(&self.epoll, listener).map_err(failed)?);
+        }
+        let Some(front) = &mut self.front else {
+            return Err((Code::NotFound, "there is no listening socket yet"));
+        };
+        let command = Command {
+            argv,
+            env,
+            log: Some(log),
+        };
+        front.shim_came(&self.epoll, shim, command).map_err(failed)
     }
 
     fn accept(&mut self) -> io::Result<()> {
@@ -312,6 +367,13 @@ impl Holder {
                 Err((Code::NotFound, "no such key"))
             }
             Request::Forget { key } => self.registry.forget(&key),
+            Request::Front { argv, env } => self.front(argv, env, fds),
+            Request::Retire => {
+                if let Some(front) = &mut self.front {
+                    front.retire();
+                }
+                Ok(())
+            }
         };
         self.say(number, answer.map_or_else(refused, |()| Reply::Done));
     }
@@ -492,7 +554,8 @@ impl Holder {
                 Err(error) => return Err(error),
             };
             let zygote = self.zygote.as_ref().map(|zygote| zygote.pid);
-            let own = zygote == Some(ended.pid) || self.anchor.pid == ended.pid;
+            let shim = self.front.as_ref().is_some_and(|f| f.is_shim(ended.pid));
+            let own = zygote == Some(ended.pid) || self.anchor.pid == ended.pid || shim;
             if !own && !self.registry.knows(ended.pid) && self.in_flight.is_some() {
                 // It may be the clone that the zygote is about to name.
                 return Ok(());
@@ -503,6 +566,10 @@ impl Holder {
             } else if self.anchor.pid == ended.pid {
                 // The kernel has killed the zygote and all sandboxes; they are reaped in turn.
                 self.anchor.pid = 0;
+            } else if shim {
+                if let Some(front) = &mut self.front {
+                    front.reaped();
+                }
             } else {
                 let exit = Exit {
                     code: ended.code,

@@ -363,7 +363,7 @@ pub(crate) async fn remove_left(dir: &Path, id: &str, bundle: &Path) -> Result<R
         });
     };
     // Without a shim nobody else is connected to the holder; without a holder nothing runs.
-    let processes = Processes::connect(&holder).await.ok();
+    let processes = Processes::connect(&holder, || ()).await.ok();
     match (&record.maker, &processes) {
         (Maker::Runc(settings), _) => {
             let runc = Runc::new(settings.clone(), dir.clone(), None);
@@ -373,8 +373,8 @@ pub(crate) async fn remove_left(dir: &Path, id: &str, bundle: &Path) -> Result<R
             remove_own(processes, id, cgroup.as_deref()).await?;
         }
         (Maker::Launcher { cgroup: Some(path) }, None) => {
-            let cgroup = Cgroup::open(path).and_then(|cgroup| cgroup.remove());
-            cgroup.map_err(TaskError::io("linux.cgroupsPath"))?;
+            let cgroup = Cgroup::open(path).map_err(TaskError::io("linux.cgroupsPath"))?;
+            own::remove_cgroup(cgroup).await?;
         }
         (Maker::Launcher { cgroup: None }, None) => {}
     }

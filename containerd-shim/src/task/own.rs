@@ -102,7 +102,7 @@ impl Sandbox {
         };
         // Before it can end.
         let end = processes.expect(&key);
-        match prepared.create(&processes.client(), &key, &[]).await {
+        match prepared.create(processes.client(), &key, &[]).await {
             Ok(created) => Ok(Made {
                 sandbox: Self {
                     id: id.to_owned(),
@@ -183,7 +183,7 @@ impl Sandbox {
         }
         let key = name.key()?;
         let end = self.processes.expect(&key);
-        let created = match prepared.create(&self.processes.client(), &key, &[]).await {
+        let created = match prepared.create(self.processes.client(), &key, &[]).await {
             Ok(created) => created,
             Err(CreateError::Holder(error)) => return Err(holder_error(error)),
             Err(error) => return Err(exec_failed(words, &error)),
@@ -353,7 +353,6 @@ pub(crate) async fn remove(
     id: &str,
     cgroup: Option<Cgroup>,
 ) -> Result<()> {
-    let words = "OCI runtime delete failed";
     let killed = processes
         .signal(&Name::Task(id), Signal::SIGKILL as i32)
         .await;
@@ -362,9 +361,15 @@ pub(crate) async fn remove(
         // Without the holder it has ended too, or does so now by its cgroup.
         Err(error) => tracing::warn!(%error, id, "ending a sandbox"),
     }
-    let Some(cgroup) = cgroup else {
-        return Ok(());
-    };
+    match cgroup {
+        Some(cgroup) => remove_cgroup(cgroup).await,
+        None => Ok(()),
+    }
+}
+
+/// Removes a sandbox's cgroup, and ends what is in it.
+pub(crate) async fn remove_cgroup(cgroup: Cgroup) -> Result<()> {
+    let words = "OCI runtime delete failed";
     blocking(words, move || {
         let deadline = std::time::Instant::now() + END;
         cgroup.thaw()?;

@@ -76,7 +76,7 @@ impl Name<'_> {
 
 /// See the module.
 pub(crate) struct Processes {
-    client: Mutex<Client>,
+    client: Client,
     table: Mutex<Table>,
 }
 
@@ -89,21 +89,24 @@ struct Table {
 }
 
 impl Processes {
-    /// Connects to the holder at `socket` and follows its exits.
-    pub(crate) async fn connect(socket: &Path) -> std::result::Result<Arc<Self>, HolderError> {
+    /// Connects to the holder at `socket` and follows its exits. `lost` is called when the holder
+    /// is gone, or serves another shim.
+    pub(crate) async fn connect(
+        socket: &Path,
+        lost: fn(),
+    ) -> std::result::Result<Arc<Self>, HolderError> {
         let (client, exits) = Client::connect(socket).await?;
         let processes = Arc::new(Self {
-            client: Mutex::new(client),
+            client,
             table: Mutex::default(),
         });
-        tokio::spawn(follow(Arc::downgrade(&processes), exits));
+        tokio::spawn(follow(Arc::downgrade(&processes), exits, lost));
         Ok(processes)
     }
 
     /// The connection to the holder.
-    pub(crate) fn client(&self) -> Client {
-        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        client.clone()
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// Runs a program with the descriptors `fds` as its 0, 1, 2 and so on.
@@ -305,7 +308,11 @@ impl Processes {
     }
 }
 
-async fn follow(processes: std::sync::Weak<Processes>, mut exits: mpsc::UnboundedReceiver<Exited>) {
+async fn follow(
+    processes: std::sync::Weak<Processes>,
+    mut exits: mpsc::UnboundedReceiver<Exited>,
+    lost: fn(),
+) {
     while let Some(exited) = exits.recv().await {
         let Some(processes) = processes.upgrade() else {
             return;
@@ -327,7 +334,7 @@ async fn follow(processes: std::sync::Weak<Processes>, mut exits: mpsc::Unbounde
         }
     }
     if let Some(processes) = processes.upgrade() {
-        tracing::error!("the holder is gone, and with it the ends of its processes");
+        lost();
         let mut table = processes.lock();
         table.lost = true;
         // Closes the channels, which tells who waits.

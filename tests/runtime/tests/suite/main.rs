@@ -34,7 +34,7 @@ macro_rules! groups {
 }
 
 groups!(
-    identity, filesystem, kernel, resources, lifecycle, streams, execs, errors
+    identity, filesystem, kernel, resources, lifecycle, streams, execs, errors, survival
 );
 
 #[test]

@@ -8,3 +8,4 @@ pub(crate) mod kernel;
 pub(crate) mod lifecycle;
 pub(crate) mod resources;
 pub(crate) mod streams;
+pub(crate) mod survival;

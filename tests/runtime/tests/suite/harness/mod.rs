@@ -2,12 +2,14 @@
 
 mod case;
 mod host;
+mod parts;
 mod session;
 mod spec;
 
 use std::time::Duration;
 
 pub(crate) use case::{Case, Lines, run, scenario};
+pub(crate) use parts::Part;
 pub(crate) use session::Session;
 pub(crate) use spec::base;
 

@@ -24,6 +24,7 @@ use tonic::{IntoRequest, Request, Status};
 
 use super::Lines;
 use super::host::{Events, Host, NAMESPACE};
+use super::parts::{self, Part};
 
 /// See the module. Clones are the same container.
 #[derive(Clone)]
@@ -67,6 +68,18 @@ impl Session {
             events: Arc::clone(&host.events),
             unread: Arc::default(),
             id,
+        }
+    }
+
+    /// Whether it is on our runtime.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.runtime.contains("sandman")
+    }
+
+    /// Kills a process of our runtime, and waits until it is gone; runc has no such process.
+    pub(crate) async fn kill_part(&self, part: Part) {
+        if self.is_ours() {
+            parts::kill(part).await;
         }
     }
 
