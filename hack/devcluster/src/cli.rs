@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::net::Member;
 use crate::net::forward::Forward;
-use crate::settings::{ContainerdVersion, Layers};
+use crate::settings::{ContainerdVersion, DefaultRuntime, Layers};
 use crate::supervise::Launch;
 
 /// Runs a Sandman dev cluster on this machine: a real control plane, registry, virtual node and
@@ -45,6 +45,9 @@ pub(crate) struct UpArgs {
     /// before, or containerd].
     #[arg(long)]
     pub(crate) layers: Option<Layers>,
+    /// The runtime of pods that ask for none [default: as before, or sandman].
+    #[arg(long)]
+    pub(crate) runtime: Option<DefaultRuntime>,
     /// Use what was built last.
     #[arg(long)]
     pub(crate) no_build: bool,

@@ -153,6 +153,11 @@ impl Layout {
         self.host_run_dir(host).join("containerd.sock")
     }
 
+    /// Where our containerd shim of one host keeps its state. Short, because of its sockets.
+    pub(crate) fn shim_dir(&self, host: Member) -> PathBuf {
+        self.host_run_dir(host).join("tasks")
+    }
+
     /// Folders that `down` removes; the rest of the state directory is cache and logs.
     pub(crate) fn disposable(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> = ["bin", "pki", "fleet", "config", "data"]

@@ -148,6 +148,7 @@ fn options(arguments: UpArgs) -> up::Options {
     up::Options {
         hosts: arguments.hosts,
         websockets: arguments.websockets,
+        runtime: arguments.runtime,
         containerd: arguments.containerd,
         layers: arguments.layers,
         build: !arguments.no_build,

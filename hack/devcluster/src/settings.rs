@@ -27,6 +27,9 @@ pub(crate) struct Settings {
     /// Who keeps the layers of images.
     #[serde(default)]
     pub(crate) layers: Layers,
+    /// What makes the sandboxes of pods that do not ask for a runtime.
+    #[serde(default)]
+    pub(crate) runtime: DefaultRuntime,
     /// What the components run.
     pub(crate) artifacts: Artifacts,
 }
@@ -59,6 +62,26 @@ impl Layers {
         match self {
             Self::Store => "store",
             Self::Containerd => "containerd",
+        }
+    }
+}
+
+/// Handler of pods without a RuntimeClass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum DefaultRuntime {
+    /// Our own shim.
+    #[default]
+    Sandman,
+    /// containerd's.
+    Runc,
+}
+
+impl DefaultRuntime {
+    /// Its RuntimeClass handler.
+    pub(crate) fn handler(self) -> &'static str {
+        match self {
+            Self::Sandman => "sandman",
+            Self::Runc => "runc",
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::net::{MAX_HOSTS, ensure_fabric};
 use crate::pki;
 use crate::progress::Progress;
-use crate::settings::{ContainerdVersion, Layers, Ports, Settings};
+use crate::settings::{ContainerdVersion, DefaultRuntime, Layers, Ports, Settings};
 use crate::supervise::{Outcome, Supervisor};
 
 /// A node registers, gets its certificate and connects to its hosts well within this.
@@ -41,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) containerd: Option<ContainerdVersion>,
     /// Who keeps the layers of images; as before, or containerd, if not given.
     pub(crate) layers: Option<Layers>,
+    /// The runtime of pods that ask for none; as before, or sandman, if not given.
+    pub(crate) runtime: Option<DefaultRuntime>,
     /// Whether to build what is out of date.
     pub(crate) build: bool,
     /// Cargo profile of the workspace binaries.
@@ -75,6 +77,10 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
         .websockets
         .or(before.as_ref().map(|settings| settings.websockets))
         .unwrap_or(true);
+    let runtime = options
+        .runtime
+        .or(before.as_ref().map(|settings| settings.runtime))
+        .unwrap_or_default();
     let ports = choose_ports(before, &supervisor)?;
     let settings = Settings {
         hosts,
@@ -82,6 +88,7 @@ pub(crate) async fn up(layout: &Layout, options: Options) -> anyhow::Result<()> 
         websockets,
         containerd,
         layers,
+        runtime,
         artifacts,
     };
     settings.save(layout)?;

@@ -18,13 +18,15 @@ use crate::progress::Progress;
 use crate::settings::{Artifacts, ContainerdVersion};
 
 /// Binaries of the workspace that a cluster with hosts runs.
-const BINARIES: [&str; 6] = [
+const BINARIES: [&str; 8] = [
     "sandman-vnode",
     "sandman-runtime-shim",
     "sandman-layer-keeper",
     "sandman-layer-filler",
     "sandman-certs",
     "sandman-images",
+    "containerd-shim-sandman-v1",
+    "sandman-holder",
 ];
 
 /// Builds what is missing or out of date; without a version of containerd there are no hosts.

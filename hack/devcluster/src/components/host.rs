@@ -84,12 +84,22 @@ impl Plan<'_> {
         ];
         let mut component = Component::new(name, Some(host), argv);
         component.files.push((config, content));
-        // It finds its shims there.
+        // It finds its shims there: ours, then its own.
         component.env.push((
             "PATH".to_owned(),
-            format!("{}:{DEFAULT_PATH}", programs.display()),
+            format!(
+                "{}:{}:{DEFAULT_PATH}",
+                self.layout.bin_dir().display(),
+                programs.display()
+            ),
         ));
-        component.dirs.extend([root, state]);
+        // Our shim gets it from containerd, and keeps its own state there.
+        let shims = self.layout.shim_dir(host);
+        component.env.push((
+            "SANDMAN_SHIM_STATE_DIR".to_owned(),
+            shims.display().to_string(),
+        ));
+        component.dirs.extend([root, state, shims]);
         component.ready = Probe::Unix(socket);
         component
     }
@@ -157,7 +167,7 @@ data_dir = {data}
 daemon_image = {daemon}
 cgroup_parent = {cgroup}
 metrics_listen = "127.0.0.1:{METRICS_PORT}"
-default_runtime = "sandman"
+default_runtime = {runtime}
 
 [layers]
 mode = {mode}
@@ -177,7 +187,7 @@ memory_bytes = {memory}
 pods = {PODS}
 
 [runtimes.sandman]
-type = "io.containerd.runc.v2"
+type = "io.containerd.sandman.v1"
 
 [runtimes.runc]
 type = "io.containerd.runc.v2"
@@ -203,6 +213,7 @@ plain_http = true
             daemon = toml_path(&daemon),
             cgroup = toml_string(format!("{}/{host}", self.layout.cgroup_parent())),
             memory = memory_share(self.settings.hosts),
+            runtime = toml_string(self.settings.runtime.handler()),
         );
         let config = self.config(&format!("{name}.toml"));
         let argv = vec![
