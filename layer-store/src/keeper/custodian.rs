@@ -122,6 +122,12 @@ impl Custodian {
         self.shared.lock().group
     }
 
+    /// Whether copies of all that the keeper has are held here, so that it may be killed.
+    #[must_use]
+    pub fn is_up_to_date(&self) -> bool {
+        self.shared.lock().up_to_date
+    }
+
     /// A connection for requests.
     ///
     /// # Errors

@@ -176,6 +176,13 @@ impl Store {
         self.custodian.group()
     }
 
+    /// Whether the keeper serves and a copy of all that it has is held here: either of the two
+    /// processes may then be lost.
+    #[must_use]
+    pub fn is_doubly_held(&self) -> bool {
+        self.custodian.is_up_to_date()
+    }
+
     /// This run of the kernel.
     #[must_use]
     pub fn boot(&self) -> BootId {

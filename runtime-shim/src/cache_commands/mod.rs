@@ -24,6 +24,8 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say how the store does; fails while layers are not watched by two processes.
+    Status,
     /// Keep an image's layers, whoever uses them.
     Pin {
         /// As in a pod's specification; it must be on this host.

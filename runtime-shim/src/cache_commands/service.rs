@@ -110,6 +110,16 @@ async fn execute(
             }
             Ok(())
         }
+        Command::Status => {
+            let taken = blocking(layers, |layers| layers.store().cache().taken()).await?;
+            let max = layers.max_bytes();
+            let text = format!("{} of at most {max} bytes are taken", taken.bytes);
+            say(caller, &Answer::Text(text)).await?;
+            match layers.store().is_doubly_held() {
+                true => say(caller, &Answer::Text("the keeper serves".to_owned())).await,
+                false => Err("the keeper is away; readers of incomplete layers wait".to_owned()),
+            }
+        }
         Command::Pin { image } => pin(host, layers, image, true).await,
         Command::Unpin { image } => pin(host, layers, image, false).await,
         Command::Prune { all } => {

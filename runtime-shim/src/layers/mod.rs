@@ -12,11 +12,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
 use sandman_layer_store::cache::{BootId, Limits, Pruned};
 use sandman_layer_store::chain::{self, Member, ProbeError};
-use sandman_layer_store::keeper::GroupId;
+use sandman_layer_store::keeper::{GroupId, KeeperError};
 use sandman_layer_store::origin::Origin;
 use sandman_layer_store::store::{Mounted, Store, StoreConfig, StoreError, StoreEvent};
 use sandman_layer_store::{DiffId, LayerDigest, LayerIndex, layout};
@@ -39,6 +40,9 @@ const WORKERS: usize = 24;
 const BACKGROUND_WORKERS: usize = 2;
 /// Layers that stay mounted after their last sandbox, so that the next one finds them warm.
 const WARM_LAYERS: usize = 256;
+/// How long the start waits for the keeper.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(30);
+const KEEPER_PAUSE: Duration = Duration::from_millis(100);
 /// Facts of layers that are remembered; beyond it they are read anew.
 const MAX_KNOWN: usize = 16_384;
 
@@ -85,8 +89,8 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Opens the store, after a look whether this host can have one. Blocks, and fails while
-    /// there is no keeper. What happens in the store comes by the channel; a group that was lost
+    /// Opens the store, after a look whether this host can have one. Blocks, and waits a while for
+    /// a keeper that starts at the same time. What happens in the store comes by the channel; a group that was lost
     /// while nobody looked is the first of it.
     ///
     /// # Errors
@@ -128,10 +132,7 @@ impl Layers {
             workers: WORKERS,
             background_workers: BACKGROUND_WORKERS,
         };
-        let store = Store::open(store, boot, expected, move |event| {
-            // Nobody listens any more when the service ends.
-            let _ = send.send(event);
-        })?;
+        let store = open_store(&store, boot, expected, &send)?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let layers = Self {
             store,
@@ -313,6 +314,32 @@ impl Layers {
             );
         }
         Ok(pruned)
+    }
+}
+
+/// The keeper may be starting too, or be between two lives.
+fn open_store(
+    config: &StoreConfig,
+    boot: BootId,
+    expected: Option<GroupId>,
+    events: &mpsc::UnboundedSender<StoreEvent>,
+) -> Result<Store, StoreError> {
+    let deadline = Instant::now() + KEEPER_PATIENCE;
+    loop {
+        let events = events.clone();
+        let opened = Store::open(config.clone(), boot, expected, move |event| {
+            // Nobody listens any more when the service ends.
+            let _ = events.send(event);
+        });
+        match opened {
+            Err(StoreError::Keeper(KeeperError::Unreachable(error)))
+                if Instant::now() < deadline =>
+            {
+                tracing::debug!(%error, "waiting for the layer keeper");
+                std::thread::sleep(KEEPER_PAUSE);
+            }
+            other => return other,
+        }
     }
 }
 

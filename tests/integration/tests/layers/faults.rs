@@ -13,7 +13,7 @@ use sandman_integration::{Component, Scope, images, variable};
 use sha2::{Digest as _, Sha256};
 
 use crate::expected::{Kind, Tree};
-use crate::host::{empty, python, python_pod, registry_url, root_of};
+use crate::host::{empty, prune, python, python_pod, registry_url, root_of, settled};
 
 /// Files of an image with their digests, large ones first: they take more than one span.
 fn files(tree: &Tree) -> Vec<(PathBuf, String)> {
@@ -87,6 +87,7 @@ fn no_byte_is_wrong_when_parts_are_killed() {
                 for part in parts {
                     scope.cluster.kill(part).await?;
                     scope.cluster.start(part).await?;
+                    settled(&scope.cluster).await?;
                 }
             }
             scope.cluster.kill(Component::Registry).await?;
@@ -133,7 +134,10 @@ fn a_private_layer_is_read_with_the_pods_credentials_also_later() {
         pods.delete("first", &Default::default()).await?;
         let uid = first.metadata.uid.context("uid")?;
         sandman_integration::wait_gone(&pods, "first", &uid).await?;
-        crate::host::cache(&scope.cluster, &["prune"]).await?;
+        prune(&scope.cluster, &image, &["prune"], |left| {
+            left.iter().all(|layer| layer.state == "index")
+        })
+        .await?;
 
         scope.ready_pod(&pod("second")).await?;
         let text = python(&scope, "second", "print('read')").await?;
@@ -141,6 +145,7 @@ fn a_private_layer_is_read_with_the_pods_credentials_also_later() {
         // A restarted service was not told the credential again.
         scope.cluster.kill(Component::RuntimeShim(0)).await?;
         scope.cluster.start(Component::RuntimeShim(0)).await?;
+        settled(&scope.cluster).await?;
         let code = "import ssl, sqlite3, xml.dom, asyncio; print('more')";
         let text = python(&scope, "second", code).await?;
         ensure!(text == "more\n", "{text:?}");
@@ -156,6 +161,38 @@ fn a_private_layer_is_read_with_the_pods_credentials_also_later() {
         })
         .await
         .map(drop)
+    });
+}
+
+#[test]
+fn sandboxes_that_may_have_read_zeros_end() {
+    Scope::run(|scope| async move {
+        let image = images::python(&scope.cluster);
+        empty(&scope, &image).await?;
+        scope.ready_pod(&python_pod("lost", &image).build()).await?;
+        let whole = sandman_integration::PodBuilder::sleeper(&scope.cluster, "whole").build();
+        scope.ready_pod(&whole).await?;
+        // With both, the last copy of what watches readers is gone.
+        scope.cluster.kill(Component::RuntimeShim(0)).await?;
+        scope.cluster.kill(Component::LayerKeeper(0)).await?;
+        scope.cluster.start(Component::LayerKeeper(0)).await?;
+        scope.cluster.start(Component::RuntimeShim(0)).await?;
+        settled(&scope.cluster).await?;
+        let pods = scope.api::<k8s_openapi::api::core::v1::Pod>();
+        let pod = sandman_integration::wait_pod(&pods, "lost", "failed", |pod| {
+            sandman_integration::is_phase(pod, "Failed")
+        })
+        .await?;
+        let message = pod.status.and_then(|status| status.message);
+        let message = message.context("no message")?;
+        ensure!(message.contains("zeros"), "{message}");
+        // What runs on complete layers goes on, and what starts now reads what is true.
+        let whole = pods.get("whole").await?;
+        ensure!(sandman_integration::is_ready(&whole), "{:?}", whole.status);
+        scope.ready_pod(&python_pod("next", &image).build()).await?;
+        let text = python(&scope, "next", "print('true')").await?;
+        ensure!(text == "true\n", "{text:?}");
+        Ok(())
     });
 }
 

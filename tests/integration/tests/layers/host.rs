@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Container, Pod};
-use sandman_integration::{Cluster, PodBuilder, Scope, variable};
+use sandman_integration::{Cluster, DEADLINE, PodBuilder, Scope, variable};
 use serde::Deserialize;
 
 /// A line of `cache ls`.
@@ -102,16 +103,49 @@ pub(crate) async fn python(scope: &Scope, pod: &str, code: &str) -> Result<Strin
     Ok(output.ok()?.text())
 }
 
+/// Waits until either of the two processes that watch layers may be killed again.
+pub(crate) async fn settled(cluster: &Cluster) -> Result<()> {
+    let settled = async {
+        while cache(cluster, &["status"]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, settled)
+        .await
+        .context("the keeper and the service do not find each other")
+}
+
+/// Prunes until nothing is left of an image but what `done` allows. Its last pods, also those of the
+/// test before, let go of it when the virtual node has the host forget them, which is no event that
+/// anybody but the host sees.
+pub(crate) async fn prune(
+    cluster: &Cluster,
+    image: &str,
+    arguments: &[&str],
+    done: impl Fn(&[Layer]) -> bool,
+) -> Result<()> {
+    let pruned = async {
+        loop {
+            cache(cluster, arguments).await?;
+            let left = layers(cluster, image).await?;
+            if done(&left) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, pruned)
+        .await
+        .with_context(|| format!("{image} is not let go of"))?
+}
+
 /// Makes the host know an image by its indexes only, and nobody use it.
 pub(crate) async fn empty(scope: &Scope, image: &str) -> Result<()> {
     cache(&scope.cluster, &["prefetch", image]).await?;
-    cache(&scope.cluster, &["prune"]).await?;
-    let left = layers(&scope.cluster, image).await?;
-    ensure!(
-        !left.is_empty() && left.iter().all(|layer| layer.state == "index"),
-        "{left:?}"
-    );
-    Ok(())
+    prune(&scope.cluster, image, &["prune"], |left| {
+        !left.is_empty() && left.iter().all(|layer| layer.state == "index")
+    })
+    .await
 }
 
 /// Address of a registry from here, by its name in images.

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, DeleteParams};
 use sandman_integration::{Component, Scope, images, wait_event, wait_gone};
 
-use crate::host::{cache, empty, layers, python, python_pod};
+use crate::host::{cache, empty, layers, prune, python, python_pod};
 
 async fn delete(scope: &Scope, name: &str) -> Result<()> {
     let pods: Api<Pod> = scope.api();
@@ -73,9 +73,7 @@ fn what_is_used_or_pinned_stays() {
             "{pinned:?}"
         );
         cache(&scope.cluster, &["unpin", &image]).await?;
-        cache(&scope.cluster, &["prune", "--all"]).await?;
-        let gone = layers(&scope.cluster, &image).await?;
-        ensure!(gone.is_empty(), "{gone:?}");
+        prune(&scope.cluster, &image, &["prune", "--all"], <[_]>::is_empty).await?;
         let error = cache(&scope.cluster, &["pin", &image]).await.unwrap_err();
         ensure!(error.to_string().contains("prefetch"), "{error}");
         Ok(())
@@ -86,7 +84,7 @@ fn what_is_used_or_pinned_stays() {
 fn a_cached_image_starts_without_its_registry() {
     Scope::run(|scope| async move {
         let image = images::python(&scope.cluster);
-        cache(&scope.cluster, &["prune", "--all"]).await?;
+        prune(&scope.cluster, &image, &["prune", "--all"], <[_]>::is_empty).await?;
         cache(&scope.cluster, &["prefetch", &image]).await?;
         scope.cluster.kill(Component::Registry).await?;
         let started = async {
