@@ -140,6 +140,9 @@ pub(crate) struct Artifacts {
     /// Folder of the hosts' containerd, `ctr` and shim; Debian's if none.
     #[serde(default)]
     pub(crate) containerd_dir: Option<PathBuf>,
+    /// The cluster's DNS; a cluster without hosts has none.
+    #[serde(default)]
+    pub(crate) coredns: Option<PathBuf>,
     /// EROFS image of the in-sandbox agent.
     pub(crate) daemon_image: Option<PathBuf>,
 }

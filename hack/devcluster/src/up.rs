@@ -26,7 +26,11 @@ const NODE_READY_WITHIN: Duration = Duration::from_secs(120);
 /// The controller manager makes the first ServiceAccounts well within this.
 const ACCOUNT_WITHIN: Duration = Duration::from_secs(60);
 /// Manifests that are applied.
-const MANIFESTS: [&str; 2] = ["manifests/base", "manifests/components/services"];
+const MANIFESTS: [&str; 3] = [
+    "manifests/base",
+    "manifests/components/services",
+    "hack/devcluster/manifests/dns",
+];
 /// Namespace of the ServiceAccounts that the manifests make.
 const SYSTEM: &str = "sandman-system";
 
@@ -244,6 +248,7 @@ impl Up<'_> {
                 "sandman-vnode",
                 self.plan.election_kubeconfig(),
             ),
+            (components::DNS, "coredns", self.plan.dns_kubeconfig()),
         ];
         for (component, account, path) in users {
             if path.exists() && self.supervisor.running(component).is_some() {

@@ -205,7 +205,13 @@ impl Network {
     pub async fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
         check_uid(uid)?;
         let (network, uid) = (self.clone(), uid.to_owned());
-        blocking(move || network.inner.teardown(&uid)).await
+        blocking(move || {
+            network.inner.teardown(&uid)?;
+            // Not where a half-made pod is made anew: it stays closed.
+            let forgotten = network.inner.stated().policies.forget(&uid);
+            forgotten.map_err(NetworkError::io("drop the rules of a closed pod"))
+        })
+        .await
     }
 
     /// UIDs that have pins, complete or not.
@@ -288,8 +294,6 @@ impl Inner {
 
     fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
         self.forward(uid, None)?;
-        let forgotten = self.stated().policies.forget(uid);
-        forgotten.map_err(NetworkError::io("drop the rules of a closed pod"))?;
         let mut socket = Socket::route().map_err(NetworkError::io("open netlink"))?;
         let link = pod::link_name(uid);
         socket

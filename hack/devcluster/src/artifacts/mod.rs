@@ -3,6 +3,7 @@
 
 mod cargo;
 mod containerd;
+mod coredns;
 mod daemon_image;
 pub(crate) mod images;
 mod kube_dev;
@@ -45,6 +46,7 @@ pub(crate) fn build(
             ContainerdVersion::Current => Some(containerd::ensure(layout.repo(), progress)?),
             ContainerdVersion::Debian => None,
         };
+        artifacts.coredns = Some(coredns::ensure(layout.repo(), progress)?);
         progress.say(format_args!("building the workspace (profile {profile})"));
         for built in cargo::build(layout.repo(), profile, &BINARIES)? {
             let name = built

@@ -2,6 +2,7 @@
 //! of readiness. Nothing here starts anything.
 
 mod control_plane;
+mod dns;
 mod host;
 mod kubelet;
 mod probe;
@@ -19,6 +20,7 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use self::{
     control_plane::{APISERVER_PORT, CONTROLLER_MANAGER},
+    dns::DNS,
     kubelet::PEER,
     probe::{Probe, ProbeContext},
     registry::{PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER},
@@ -71,7 +73,8 @@ impl Component {
 
     /// Whether it can start before the manifests are applied.
     pub(crate) fn needs_no_api_objects(&self) -> bool {
-        !matches!(self.member, Some(Member::Vnode)) && self.name != APPROVER
+        !matches!(self.member, Some(Member::Vnode))
+            && ![APPROVER, DNS].contains(&self.name.as_str())
     }
 
     /// Hash of everything that decides how it runs: a difference means that what runs now is not
@@ -145,6 +148,7 @@ impl Plan<'_> {
         }
         if self.settings.hosts > 0 {
             all.push(self.approver()?);
+            all.push(self.dns());
             all.push(self.vnode()?);
         }
         Ok(all)

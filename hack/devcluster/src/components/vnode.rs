@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sandman_certs::User;
 
+use super::dns::CLUSTER_DNS;
 use super::host::{HOST_ACCESS, HOST_API_PORT};
 use super::kubelet::PEER_NODE;
 use super::{Component, Plan, path_flag, toml_path, toml_string};
@@ -86,6 +87,7 @@ fleet = {fleet}
 fleet_tls = {tls}
 state_dir = {state}
 metrics_listen = "127.0.0.1:{METRICS_PORT}"
+cluster_dns = ["{CLUSTER_DNS}"]
 
 {HOST_ACCESS}
 [kubelet_api]
@@ -96,6 +98,7 @@ websockets = {websockets}
 
 [cluster_network]
 services = true
+policies = true
 kubeconfig = {reader}
 "#,
             reader = toml_path(&self.election_kubeconfig()),

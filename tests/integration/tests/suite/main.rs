@@ -17,6 +17,7 @@ mod kubelet_api;
 mod lifecycle;
 mod logs;
 mod network;
+mod network_policy;
 mod node_identity;
 mod port_forward;
 mod probes;

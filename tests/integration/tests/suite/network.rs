@@ -201,3 +201,48 @@ except urllib.error.HTTPError as error:
         Ok(())
     });
 }
+
+#[test]
+fn names_of_services_and_pods_are_resolved() {
+    Scope::run(|scope| async move {
+        scope.ready_pod(&server(&scope, "server")).await?;
+        let address = service(&scope, json!({})).await?;
+        let main = Container {
+            image: Some(images::python(&scope.cluster)),
+            ..container(&scope.cluster, "main", "exec sleep 1000000")
+        };
+        scope
+            .ready_pod(&PodBuilder::new("client").container(main).build())
+            .await?;
+        let namespace = &scope.namespace;
+        // By each of the search domains, and a name that is not there.
+        let program = format!(
+            r#"
+import socket, urllib.request
+for name in ["servers", "servers.{namespace}", "servers.{namespace}.svc.cluster.local"]:
+    while True:
+        try:
+            print(socket.gethostbyname(name))
+            break
+        except socket.gaierror:
+            pass
+print(urllib.request.urlopen("http://servers/", timeout=60).read().decode().strip())
+print(socket.gethostbyname("kubernetes.default.svc"))
+try:
+    print(socket.gethostbyname("nobody.{namespace}.svc.cluster.local"))
+except socket.gaierror:
+    print("unknown")
+"#
+        );
+        let output = scope
+            .kubectl()
+            .run(&["exec", "client", "--", "python3", "-c", &program])
+            .await?
+            .ok()?
+            .text();
+        let lines: Vec<_> = output.lines().collect();
+        ensure!(lines[..3] == [&address; 3], "{output}");
+        ensure!(lines[3..] == ["server", "10.96.0.1", "unknown"], "{output}");
+        Ok(())
+    });
+}
