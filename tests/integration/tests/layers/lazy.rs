@@ -18,6 +18,7 @@ async fn delete(scope: &Scope, name: &str) -> Result<()> {
 fn a_known_image_starts_with_what_it_reads() {
     Scope::run(|scope| async move {
         let image = images::python(&scope.cluster);
+        prune(&scope.cluster, &image, &["prune", "--all"], <[_]>::is_empty).await?;
         // First sight: whole, verified, and described.
         let first = python_pod("first", &image).build();
         scope.ready_pod(&first).await?;
