@@ -19,7 +19,7 @@ pub mod v1 {
 }
 
 /// Newest [`v1::SandboxSpec::schema`] that this build knows.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// Largest gRPC message either end accepts, in bytes. An Apply may carry
 /// several configMaps and secrets, each of up to 1 MiB.

@@ -14,6 +14,7 @@ use crate::eviction::Thresholds;
 use crate::images::RegistryConfig;
 use crate::layers::LayersConfig;
 use crate::network::Ipv4Cidr;
+use crate::users::UserIds;
 
 /// Everything one host needs to know about itself.
 #[derive(Clone, Debug, Deserialize)]
@@ -79,6 +80,9 @@ pub struct Config {
     /// Kept back from pods for the host itself.
     #[serde(default)]
     pub reserved: Reserved,
+    /// Ids for pods with users of their own (`hostUsers: false`).
+    #[serde(default)]
+    pub user_namespaces: UserIds,
     /// RuntimeClass handlers.
     pub runtimes: BTreeMap<String, RuntimeConfig>,
     /// Handler of pods without a RuntimeClass.
@@ -247,6 +251,9 @@ impl Config {
         self.layers
             .check()
             .map_err(|reason| value("layers", reason))?;
+        self.user_namespaces
+            .check()
+            .map_err(|(key, reason)| value(key, reason))?;
         if self.pod_cidr.prefix() > 30 {
             return Err(value("pod_cidr", "has no room for pods; use /30 or larger"));
         }

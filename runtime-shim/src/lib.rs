@@ -22,4 +22,5 @@ pub mod sandbox;
 pub mod server;
 pub mod spec;
 pub mod stats;
+pub mod users;
 pub mod volumes;

@@ -38,6 +38,7 @@ use crate::sandbox::queue::CreationQueue;
 use crate::sandbox::store::Store;
 use crate::sandbox::{Host, Sandboxes};
 use crate::stats::Stats;
+use crate::users::{self, Users};
 use crate::volumes::Volumes;
 use crate::{agent, machine};
 
@@ -264,8 +265,21 @@ async fn host(
             .map(|address| address.port())
             .collect(),
         access: config.allow.clone(),
+        users: own_users(config),
         room: tokio::sync::Notify::new(),
     })
+}
+
+/// Pods with users of their own are refused where that cannot be.
+fn own_users(config: &Config) -> Result<Users, String> {
+    let ids = config.user_namespaces;
+    match users::try_out(ids, &[&config.state_dir, &config.data_dir]) {
+        Ok(()) => Ok(Users::new(ids)),
+        Err(error) => {
+            warn!(%error, "no user namespaces with mapped mounts; pods with hostUsers: false are refused");
+            Err(error.to_string())
+        }
+    }
 }
 
 async fn serve_metrics(listener: TcpListener, host: Arc<Host>, shutdown: CancellationToken) {

@@ -161,7 +161,7 @@ fn mount_run_dir(layout: &Layout) -> anyhow::Result<()> {
         dir,
         Some("tmpfs"),
         flags,
-        Some("mode=0700"),
+        Some("mode=0711"),
     )
     .with_context(|| format!("cannot mount a tmpfs on {}", dir.display()))
 }

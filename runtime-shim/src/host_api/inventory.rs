@@ -137,6 +137,7 @@ impl InventorySource {
             runtime_handlers: self.handlers.clone(),
             term,
             conditions: self.pressure.conditions(),
+            user_namespaces: self.host.users.is_ok(),
         }
     }
 }

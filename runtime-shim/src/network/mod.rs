@@ -28,6 +28,7 @@ use self::nftables::ports::{self, Forward, Forwards};
 use self::nftables::{LINK_PREFIX, Ruleset};
 use self::pool::AddressPool;
 pub use self::services::ClusterNetworkError;
+use crate::users::{OwnUsers, UserRange};
 
 /// What [`Network`] needs to know.
 #[derive(Clone, Debug)]
@@ -54,6 +55,8 @@ pub struct PodNetwork {
     pub ipcns: PathBuf,
     /// `None` in modes NONE and HOST.
     pub ip: Option<IpAddr>,
+    /// The user namespace that the others belong to, if that is not the host's.
+    pub users: Option<OwnUsers>,
 }
 
 /// Why the network of a pod could not be made.
@@ -178,6 +181,22 @@ impl Network {
         hostname: &str,
         ports: &[v1::HostPort],
     ) -> Result<PodNetwork, NetworkError> {
+        self.setup_with_users(uid, mode, hostname, ports, None)
+            .await
+    }
+
+    /// The same; with `users` the namespaces belong to a user namespace with these ids.
+    ///
+    /// # Errors
+    /// As [`Self::setup`].
+    pub async fn setup_with_users(
+        &self,
+        uid: &str,
+        mode: v1::NetworkMode,
+        hostname: &str,
+        ports: &[v1::HostPort],
+        users: Option<UserRange>,
+    ) -> Result<PodNetwork, NetworkError> {
         check_uid(uid)?;
         if hostname.is_empty() || hostname.len() > 64 {
             return Err(NetworkError::Invalid(format!(
@@ -187,7 +206,7 @@ impl Network {
         let forwards = ports.iter().map(forward).collect::<Result<Vec<_>, _>>()?;
         let (network, uid, hostname) = (self.clone(), uid.to_owned(), hostname.to_owned());
         blocking(move || {
-            let made = network.inner.setup(&uid, mode, &hostname)?;
+            let made = network.inner.setup(&uid, mode, &hostname, users)?;
             if let Some(IpAddr::V4(address)) = made.ip
                 && !forwards.is_empty()
             {
@@ -239,18 +258,19 @@ impl Inner {
         uid: &str,
         mode: v1::NetworkMode,
         hostname: &str,
+        users: Option<UserRange>,
     ) -> Result<PodNetwork, NetworkError> {
         let pins = Pins::new(&self.pins, uid);
         let with_link = mode == v1::NetworkMode::Pod;
         let address = self.pool().get(uid);
-        if pins.complete() {
+        if pins.complete(users.is_some()) {
             // The pins come last: what is behind them was whole once, and processes may run there.
             match (with_link, address) {
-                (false, _) => return Ok(pod_network(&pins, None)),
+                (false, _) => return Ok(pod_network(&pins, None, users)),
                 (true, Some(address)) => {
                     reconnect(&pins, uid, address)
                         .map_err(NetworkError::io(format!("reconnect pod {uid}")))?;
-                    return Ok(pod_network(&pins, Some(address)));
+                    return Ok(pod_network(&pins, Some(address), users));
                 }
                 // Neither the kernel nor a record knows it: it had not begun to be used.
                 (true, None) => {}
@@ -261,9 +281,9 @@ impl Inner {
         let made = if mode == v1::NetworkMode::Host {
             pins.create_on_host()
                 .map_err(NetworkError::io(format!("create namespaces of pod {uid}")))
-                .map(|()| pod_network(&pins, None))
+                .map(|()| pod_network(&pins, None, None))
         } else {
-            self.create(&pins, uid, with_link, hostname)
+            self.create(&pins, uid, with_link, hostname, users)
         };
         if made.is_err()
             && let Err(error) = self.teardown(uid)
@@ -279,17 +299,18 @@ impl Inner {
         uid: &str,
         with_link: bool,
         hostname: &str,
+        users: Option<UserRange>,
     ) -> Result<PodNetwork, NetworkError> {
         let failed = || NetworkError::io(format!("create namespaces of pod {uid}"));
         if !with_link {
-            pins.create(hostname, |_| Ok(())).map_err(failed())?;
-            return Ok(pod_network(pins, None));
+            pins.create(hostname, users, |_| Ok(())).map_err(failed())?;
+            return Ok(pod_network(pins, None, users));
         }
         let address = self.pool().allocate(uid);
         let address = address.ok_or(NetworkError::NoFreeAddress(self.config.pod_cidr))?;
-        pins.create(hostname, |inside| pod::connect(inside, uid, address))
+        pins.create(hostname, users, |inside| pod::connect(inside, uid, address))
             .map_err(failed())?;
-        Ok(pod_network(pins, Some(address)))
+        Ok(pod_network(pins, Some(address), users))
     }
 
     fn teardown(&self, uid: &str) -> Result<(), NetworkError> {
@@ -382,8 +403,12 @@ fn protocol_number(name: &str) -> Option<u8> {
     }
 }
 
-fn pod_network(pins: &Pins, address: Option<Ipv4Addr>) -> PodNetwork {
+fn pod_network(pins: &Pins, address: Option<Ipv4Addr>, users: Option<UserRange>) -> PodNetwork {
     PodNetwork {
+        users: users.map(|range| OwnUsers {
+            namespace: pins.path(namespace::USER),
+            range,
+        }),
         netns: pins.path("net"),
         utsns: pins.path("uts"),
         ipcns: pins.path("ipc"),

@@ -11,9 +11,12 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use super::netlink::Socket;
+use crate::users::{Holder, UserRange};
 
 /// Namespace kinds and the names of their pins, as in `/proc/<pid>/ns`.
 const PINS: [&str; 3] = ["net", "uts", "ipc"];
+/// The pin of a pod that has users of its own.
+pub(super) const USER: &str = "user";
 
 /// The folder with the pins of one pod.
 #[derive(Clone, Debug)]
@@ -43,19 +46,21 @@ impl Pins {
     }
 
     /// Whether every pin holds a namespace.
-    pub(super) fn complete(&self) -> bool {
-        PINS.iter()
-            .all(|kind| statfs(&self.path(kind)).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
+    pub(super) fn complete(&self, own_users: bool) -> bool {
+        let mut pins = PINS.iter().chain(own_users.then_some(&USER));
+        pins.all(|kind| statfs(&self.path(kind)).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
     }
 
-    /// Makes new namespaces, lets `configure` work inside, then pins them.
+    /// Makes new namespaces, lets `configure` work inside, then pins them. With `users` they
+    /// belong to a user namespace of their own.
     pub(super) fn create(
         &self,
         hostname: &str,
+        users: Option<UserRange>,
         configure: impl FnOnce(Inside<'_>) -> io::Result<()> + Send,
     ) -> io::Result<()> {
         self.files()?;
-        on_own_thread(|| self.create_on_this_thread(hostname, configure))
+        on_own_thread(|| self.create_on_this_thread(hostname, users, configure))
     }
 
     /// Pins the host's own network and host name, and a new IPC namespace.
@@ -107,10 +112,23 @@ impl Pins {
     fn create_on_this_thread(
         &self,
         hostname: &str,
+        users: Option<UserRange>,
         configure: impl FnOnce(Inside<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let host = Socket::route()?;
-        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
+        let shared = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC;
+        match users {
+            None => unshare(shared)?,
+            Some(range) => {
+                let holder = Holder::start(shared | CloneFlags::CLONE_NEWUSER, range)?;
+                for kind in PINS {
+                    let namespace = fs::File::open(holder.namespace(kind))?;
+                    setns(&namespace, CloneFlags::empty())?;
+                }
+                fs::File::create(self.path(USER))?;
+                bind(&holder.namespace(USER), &self.path(USER))?;
+            }
+        }
         nix::unistd::sethostname(hostname)?;
         sysctls()?;
 
@@ -131,21 +149,14 @@ impl Pins {
     fn pin_this_thread(&self) -> io::Result<()> {
         for kind in PINS {
             let source = format!("/proc/thread-self/ns/{kind}");
-            let none: Option<&str> = None;
-            mount(
-                Some(source.as_str()),
-                &self.path(kind),
-                none,
-                MsFlags::MS_BIND,
-                none,
-            )?;
+            bind(Path::new(&source), &self.path(kind))?;
         }
         Ok(())
     }
 
     /// Unpins; the kernel frees a namespace with its last process.
     pub(super) fn remove(&self) -> io::Result<()> {
-        for kind in PINS {
+        for kind in PINS.into_iter().chain([USER]) {
             let path = self.path(kind);
             loop {
                 match umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -160,6 +171,12 @@ impl Pins {
         }
         ignore_missing(fs::remove_dir(&self.folder))
     }
+}
+
+fn bind(source: &Path, target: &Path) -> io::Result<()> {
+    let none: Option<&str> = None;
+    mount(Some(source), target, none, MsFlags::MS_BIND, none)?;
+    Ok(())
 }
 
 /// A thread that changed its namespaces is never used for anything else; its

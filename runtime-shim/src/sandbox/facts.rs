@@ -15,6 +15,7 @@ use super::backoff::Backoff;
 use super::identity::{Identity, Kind};
 use super::resize::{Pending, Size};
 use crate::spec::resources::PodLimits;
+use crate::users::UserRange;
 
 /// The durable part of a sandbox's state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub struct Facts {
     pub removal: Option<Removal>,
     /// Set when the host itself ended the sandbox.
     pub ended: Option<Ended>,
+    /// The ids of its user namespace.
+    pub users: Option<UserRange>,
     /// What its cgroup is set to.
     pub bounds: Option<PodLimits>,
     /// A resize that was asked for and is not given.
@@ -241,6 +244,12 @@ impl Attempt {
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Whether it counts as what the container is: it is not over, or makes room for the next.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.is_live() || self.replaced
     }
 
     /// Whether it is not over: running, or ended but not collected.

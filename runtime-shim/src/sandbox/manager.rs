@@ -96,6 +96,7 @@ impl Sandboxes {
         let events = host.runtime.events();
         let records = host.store.load()?;
         keep_addresses(&host, &records);
+        keep_users(&host, &records);
         let found = find(&host).await;
         let sandboxes = Arc::new(Self {
             host,
@@ -169,6 +170,10 @@ impl Sandboxes {
         check(&spec, &self.host.access, |handler| {
             self.host.runtime_types.contains_key(handler)
         })?;
+        if let (true, Err(why)) = (spec.own_users, &self.host.users) {
+            let text = format!("spec.hostUsers: false is not possible on this host: {why}");
+            return Err(Refusal::Invalid(text).into());
+        }
         let uid = spec.uid.clone();
         let mut entries = self.lock();
         if let Some(entry) = entries.get(&uid) {
@@ -443,6 +448,20 @@ fn keep_addresses(host: &Host, records: &BTreeMap<String, Record>) {
             && !host.network.keep(uid, address)
         {
             warn!(pod_uid = uid, %address, "the address of a sandbox is in use by another");
+        }
+    }
+}
+
+fn keep_users(host: &Host, records: &BTreeMap<String, Record>) {
+    let Ok(users) = &host.users else { return };
+    let holding = records.iter().filter(|(_, record)| !record.facts.removed);
+    for (uid, range) in holding.filter_map(|(uid, record)| Some((uid, record.facts.users?))) {
+        if !users.keep(uid, range) {
+            warn!(
+                pod_uid = uid,
+                first = range.first,
+                "the ids of a sandbox are another's"
+            );
         }
     }
 }

@@ -100,6 +100,15 @@ pub fn check(
         return invalid("spec.network: must be POD, NONE or HOST");
     }
     check_access(spec, allow)?;
+    let propagates = |container: &v1::Container| {
+        let mut mounts = container.mounts.iter();
+        mounts.any(|mount| mount.propagation() != v1::MountPropagation::Unspecified)
+    };
+    if spec.own_users && members(spec).any(|member| propagates(member.spec)) {
+        return Err(Refusal::Unsupported(
+            "volumeMounts[].mountPropagation together with spec.hostUsers: false".to_owned(),
+        ));
+    }
     for sysctl in &spec.sysctls {
         if !is_namespaced_sysctl(&sysctl.name) {
             return invalid(format!("spec.sysctls: {:?} is not namespaced", sysctl.name));

@@ -13,15 +13,16 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::image::ImageConfiguration;
 use oci_spec::runtime::{
-    Capabilities, LinuxBuilder, LinuxDevice, LinuxNamespace, LinuxNamespaceBuilder,
-    LinuxNamespaceType, LinuxSeccomp, PosixRlimitBuilder, PosixRlimitType, ProcessBuilder,
-    RootBuilder, Spec, SpecBuilder,
+    Capabilities, LinuxBuilder, LinuxDevice, LinuxIdMappingBuilder, LinuxNamespace,
+    LinuxNamespaceBuilder, LinuxNamespaceType, LinuxSeccomp, PosixRlimitBuilder, PosixRlimitType,
+    ProcessBuilder, RootBuilder, Spec, SpecBuilder,
 };
 use sandman_protocol::v1;
 
 pub use self::env::HostValues;
 pub use self::mounts::{AGENT_PATH, Bind};
 pub use self::user::Accounts;
+use crate::users::{self, UserRange};
 use crate::volumes::EtcPaths;
 
 /// Soft limit of open files: what programs written for `select` can bear. They may raise it.
@@ -117,6 +118,8 @@ pub struct Prepared<'a> {
     pub agent: Option<&'a Path>,
     /// The host's own seccomp profile, when the container names one.
     pub localhost_profile: Option<LinuxSeccomp>,
+    /// The ids that the pod's user namespace has; `None` in the host's.
+    pub users: Option<UserRange>,
 }
 
 /// `name_namespace(uid)`, as the kubelet names a pod in texts.
@@ -247,6 +250,17 @@ pub fn build(
         .namespaces(namespaces(host, sandbox, prepared)?)
         .sysctl(sysctls)
         .build()?;
+    if let Some(range) = prepared.users {
+        // Runtimes want to be told, although the namespace is there.
+        let mapping = LinuxIdMappingBuilder::default()
+            .container_id(0_u32)
+            .host_id(range.first)
+            .size(users::LENGTH)
+            .build()?;
+        linux
+            .set_uid_mappings(Some(vec![mapping]))
+            .set_gid_mappings(Some(vec![mapping]));
+    }
     let masked = !security.privileged && !security.unmasked_proc;
     let paths = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     linux
@@ -340,6 +354,9 @@ fn namespaces(
     });
     if host.cgroup_namespace {
         kinds.push(LinuxNamespaceType::Cgroup);
+    }
+    if prepared.users.is_some() {
+        kinds.push(LinuxNamespaceType::User);
     }
     let mut namespaces = Vec::with_capacity(kinds.len());
     for kind in kinds {

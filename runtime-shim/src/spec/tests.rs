@@ -87,6 +87,7 @@ fn build_in(
         termination_file: Some(Path::new("/h/term")),
         agent: (!container.without_agent).then_some(Path::new("/h/daemon")),
         localhost_profile: None,
+        users: None,
     };
     build(host, sandbox, container, &image(), &prepared)
 }

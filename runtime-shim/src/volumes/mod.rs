@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ pub use self::etc::EtcFiles;
 use self::payload::Payload;
 pub(crate) use self::remove::tree as remove_tree;
 use crate::eviction::{Disk, measure};
+use crate::users::{self, OwnUsers};
 
 /// Open to every user of the pod, as the kubelet makes it.
 const EMPTY_DIR_MODE: u32 = 0o777;
@@ -104,6 +106,7 @@ impl VolumeError {
 /// state_dir/subpaths/<uid>/<container>/<n>    binds of sub paths
 /// state_dir/hostpaths/<uid>/<name>            binds of the host's own paths
 /// state_dir/imagevolumes/<uid>/<name>         mounts of images
+/// state_dir/mapped/<uid>/<container>/<key>    any of them, and layers, for a pod with own users
 /// ```
 #[derive(Clone, Debug)]
 pub struct Volumes {
@@ -113,6 +116,7 @@ pub struct Volumes {
     sub_paths: PathBuf,
     host_paths: PathBuf,
     images: PathBuf,
+    mapped: PathBuf,
     state_dir: PathBuf,
     access: HostAccess,
 }
@@ -131,6 +135,7 @@ impl Volumes {
             sub_paths: state_dir.join("subpaths"),
             host_paths: state_dir.join("hostpaths"),
             images: state_dir.join("imagevolumes"),
+            mapped: state_dir.join("mapped"),
             state_dir: state_dir.to_owned(),
             access,
         };
@@ -141,6 +146,7 @@ impl Volumes {
             &volumes.sub_paths,
             &volumes.host_paths,
             &volumes.images,
+            &volumes.mapped,
         ] {
             // Not for other users of the host; containers get binds of what is inside.
             let made = fs::DirBuilder::new()
@@ -352,6 +358,49 @@ impl Volumes {
         .await
     }
 
+    /// Shows a file or folder to one container of a pod with ids of its own, and returns the path
+    /// to bind. `key` tells the container's mounts apart.
+    ///
+    /// # Errors
+    /// Its file system cannot map ids, or the kernel refuses.
+    pub async fn map_users(
+        &self,
+        uid: &str,
+        container: &str,
+        key: &str,
+        source: &Path,
+        users: &OwnUsers,
+    ) -> Result<PathBuf, VolumeError> {
+        let folder = self.mapped_folder(uid, container)?;
+        let (pin, source, users) = (folder.join(key), source.to_owned(), users.clone());
+        blocking(move || {
+            let map = || {
+                fs::create_dir_all(&folder)?;
+                make_pin(&pin, fs::metadata(&source)?.is_dir())?;
+                let namespace = fs::File::open(&users.namespace)?;
+                users::bind(&source, &pin, namespace.as_fd())
+            };
+            map().map_err(|error| match error.raw_os_error() {
+                Some(libc::EINVAL) => VolumeError::Invalid(format!(
+                    "spec.hostUsers: the file system of {source:?} cannot map ids"
+                )),
+                _ => VolumeError::io(format!("map ids of {source:?}"))(error),
+            })?;
+            Ok(pin)
+        })
+        .await
+    }
+
+    /// Where the mapped mounts of a container are pinned.
+    ///
+    /// # Errors
+    /// A name is no such thing.
+    pub fn mapped_folder(&self, uid: &str, container: &str) -> Result<PathBuf, VolumeError> {
+        check_name("uid", uid)?;
+        check_name("container name", container)?;
+        Ok(self.mapped.join(uid).join(container))
+    }
+
     /// Where the image of a volume belongs; `None` when it is mounted there already.
     ///
     /// # Errors
@@ -398,12 +447,15 @@ impl Volumes {
             let volumes = this.volumes.join(&uid);
             let host_paths = this.host_paths.join(&uid);
             let images = this.images.join(&uid);
-            mounts::unmount_below(&sub_paths, 2)
+            let mapped = this.mapped.join(&uid);
+            mounts::unmount_below(&mapped, 2)
+                .and_then(|()| mounts::unmount_below(&sub_paths, 2))
                 .and_then(|()| mounts::unmount_below(&host_paths, 1))
                 .and_then(|()| mounts::unmount_below(&images, 1))
                 .and_then(|()| mounts::unmount_below(&volumes, 1))
                 .map_err(VolumeError::io(format!("unmount volumes of pod {uid}")))?;
             for folder in [
+                mapped,
                 sub_paths,
                 host_paths,
                 images,
@@ -416,6 +468,18 @@ impl Volumes {
             Ok(())
         })
         .await
+    }
+}
+
+/// Makes an empty folder or file that something can be mounted over.
+pub(crate) fn make_pin(pin: &Path, folder: bool) -> io::Result<()> {
+    mounts::unmount(pin)?;
+    // That of an earlier start may be of the other kind.
+    remove::tree(pin)?;
+    if folder {
+        fs::create_dir(pin)
+    } else {
+        fs::File::create_new(pin).map(drop)
     }
 }
 

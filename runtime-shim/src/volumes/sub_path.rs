@@ -12,8 +12,6 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 
-use super::mounts;
-
 /// Says what is wrong with a sub path, as the API server would.
 pub(super) fn check(sub_path: &str) -> Result<(), &'static str> {
     let path = Path::new(sub_path);
@@ -37,14 +35,7 @@ pub(super) fn pin(volume: &Path, sub_path: &str, pin: &Path) -> io::Result<()> {
     if metadata.file_type().is_block_device() || metadata.file_type().is_char_device() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "is a device"));
     }
-    mounts::unmount(pin)?;
-    // The pin of an earlier start may be of the other kind.
-    super::remove::tree(pin)?;
-    if metadata.is_dir() {
-        fs::create_dir(pin)?;
-    } else {
-        File::create_new(pin)?;
-    }
+    super::make_pin(pin, metadata.is_dir())?;
     let source = format!("/proc/self/fd/{}", target.as_raw_fd());
     let none: Option<&str> = None;
     mount(Some(source.as_str()), pin, none, MsFlags::MS_BIND, none)?;

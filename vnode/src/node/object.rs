@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
-    NodeFeatures, NodeRuntimeHandler, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
+    NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus,
+    NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -254,11 +255,16 @@ fn images(reachable: &[&v1::Inventory]) -> Vec<ContainerImage> {
 
 fn runtime_handlers(reachable: &[&v1::Inventory]) -> Vec<NodeRuntimeHandler> {
     let names: BTreeSet<&String> = reachable.iter().flat_map(|i| &i.runtime_handlers).collect();
+    // Said of the node as a whole: placement finds a host that has what a pod asks for.
+    let user_namespaces = reachable.iter().any(|i| i.user_namespaces);
     names
         .into_iter()
         .map(|name| NodeRuntimeHandler {
             name: Some(name.clone()),
-            features: None,
+            features: Some(NodeRuntimeHandlerFeatures {
+                recursive_read_only_mounts: Some(true),
+                user_namespaces: Some(user_namespaces),
+            }),
         })
         .collect()
 }
@@ -420,4 +426,4 @@ fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -45,6 +45,7 @@ use crate::runtime::{Runtime, Stdio};
 use crate::spec::HostLimits;
 use crate::spec::resources::PodLimits;
 use crate::stats::Stats;
+use crate::users::Users;
 use crate::volumes::Volumes;
 
 /// Name of the volume that a sandbox's containers share as `/dev/shm`. No volume of a pod can
@@ -91,6 +92,8 @@ pub struct Host {
     pub own_ports: Vec<u16>,
     /// What pods may reach of this host.
     pub access: HostAccess,
+    /// Ids for pods with users of their own; or why there can be none.
+    pub users: Result<Users, String>,
     /// Told when a sandbox gives back what it had.
     pub room: Notify,
 }

@@ -14,6 +14,7 @@ use crate::sandbox::identity::Kind;
 use crate::sandbox::live::Waiting;
 use crate::spec::resources::{PodLimits, pod_limits};
 use crate::spec::sandbox_cgroup;
+use crate::users::UserRange;
 use crate::volumes::{EtcFiles, HostFields, VolumeError};
 
 /// Size of a pod's shared memory, as the CRI gives it.
@@ -28,6 +29,7 @@ pub async fn set_up_network(
     host: &Host,
     spec: &v1::SandboxSpec,
     bounds: Option<PodLimits>,
+    users: Option<UserRange>,
 ) -> Result<(PodNetwork, Option<PodLimits>), Waiting> {
     let under_policies = spec.await_policies && spec.network() == v1::NetworkMode::Pod;
     let permit = host.turn(&spec.namespace).await;
@@ -43,7 +45,7 @@ pub async fn set_up_network(
             let ports = &spec.host_ports;
             let network = &host.network;
             network
-                .setup(&spec.uid, spec.network(), &spec.hostname, ports)
+                .setup_with_users(&spec.uid, spec.network(), &spec.hostname, ports, users)
                 .await
         }
         Err(error) => Err(error),

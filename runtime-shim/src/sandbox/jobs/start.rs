@@ -25,6 +25,7 @@ use crate::sandbox::identity::Identity;
 use crate::sandbox::live::Waiting;
 use crate::sandbox::resize::Size;
 use crate::spec::{self, Bind, HostValues, Prepared, SpecError};
+use crate::users::OwnUsers;
 use crate::volumes::{EtcPaths, VolumeError};
 
 /// Largest seccomp profile of the host's own.
@@ -163,6 +164,10 @@ async fn create(host: &Host, request: &StartRequest, id: &str) -> Result<Made, T
     let begin = Instant::now();
     let root = host.rootfs.prepare(id, &request.image).await?;
     let accounts = host.rootfs.accounts(&request.image, &root).await?;
+    let root = match &request.network.users {
+        None => root,
+        Some(users) => map_root(host, request, root, users.clone()).await?,
+    };
     host.metrics.phase(Phase::Mount, begin.elapsed());
 
     let processes = match &request.target {
@@ -363,7 +368,7 @@ async fn oci_spec(
             propagation,
         });
     }
-    let termination = host
+    let mut termination = host
         .volumes
         .termination_file(&identity.uid, &container.name, identity.attempt)
         .await?;
@@ -376,11 +381,37 @@ async fn oci_spec(
     if let Some(processes) = processes {
         namespaces.push((LinuxNamespaceType::Pid, processes.path()));
     }
-    let etc = EtcPaths {
+    if let Some(users) = &network.users {
+        namespaces.push((LinuxNamespaceType::User, users.namespace.clone()));
+    }
+    let mut etc = EtcPaths {
         hosts: paths.hosts.clone(),
         hostname: paths.hostname.clone(),
         resolv_conf: paths.resolv_conf.clone(),
     };
+    let mut shm = if request.spec.host_ipc {
+        Some(PathBuf::from("/dev/shm"))
+    } else {
+        paths.volumes.get(SHM_VOLUME).cloned()
+    };
+    if let Some(users) = &network.users {
+        let fixed = [
+            ("termination", &mut termination),
+            ("hosts", &mut etc.hosts),
+            ("hostname", &mut etc.hostname),
+            ("resolv.conf", &mut etc.resolv_conf),
+        ];
+        let fixed = fixed.into_iter().map(|(key, path)| (key.to_owned(), path));
+        let fixed = fixed.chain(shm.as_mut().map(|path| ("shm".to_owned(), path)));
+        let volumes = binds.iter_mut().enumerate();
+        let volumes = volumes.map(|(index, bind)| (format!("volume-{index}"), &mut bind.source));
+        for (key, path) in fixed.chain(volumes) {
+            let volumes = &host.volumes;
+            *path = volumes
+                .map_users(&identity.uid, &container.name, &key, path, users)
+                .await?;
+        }
+    }
     let hostname = host_name(&request.spec)?;
     let prepared = Prepared {
         container_id: id,
@@ -401,17 +432,14 @@ async fn oci_spec(
         },
         volumes: &binds,
         etc: &etc,
-        shm: if request.spec.host_ipc {
-            Some(Path::new("/dev/shm"))
-        } else {
-            paths.volumes.get(SHM_VOLUME).map(PathBuf::as_path)
-        },
+        shm: shm.as_deref(),
         termination_file: Some(&termination),
         // PID 1 among the host's processes is the host's own init, and in another container's
         // process namespace it is the agent there, which reaps.
         agent: (!container.without_agent && !request.spec.host_pid && processes.is_none())
             .then_some(host.agent.as_path()),
         localhost_profile: localhost_profile(host, container)?,
+        users: network.users.as_ref().map(|users| users.range),
     };
     Ok(spec::build(
         &host.limits,
@@ -420,6 +448,29 @@ async fn oci_spec(
         &request.image.config,
         &prepared,
     )?)
+}
+
+/// The root as a pod with ids of its own sees it.
+async fn map_root(
+    host: &Host,
+    request: &StartRequest,
+    root: Root,
+    users: OwnUsers,
+) -> Result<Root, Trouble> {
+    let folder = host
+        .volumes
+        .mapped_folder(&request.spec.uid, &request.container.name)?;
+    let Root { mounts, snapshot } = root;
+    let mapped =
+        tokio::task::spawn_blocking(move || crate::users::map_root(mounts, &users, &folder)).await;
+    mapped
+        .map_err(std::io::Error::other)
+        .flatten()
+        .map(|mounts| Root { mounts, snapshot })
+        .map_err(|source| Trouble::Io {
+            what: "mapping the ids of the image's layers",
+            source,
+        })
 }
 
 /// Whether containers may write to a volume. What came from the API server they may not, whatever

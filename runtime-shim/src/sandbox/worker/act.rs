@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 
-use super::Worker;
+use super::{MAX_RETRY, Worker};
 use crate::sandbox::facts::Ended;
 use crate::sandbox::identity::{Identity, Kind, signal_number, spec_hash};
 use crate::sandbox::jobs::{self, About, Outcome, StartRequest};
-use crate::sandbox::live::Step;
+use crate::sandbox::live::{Step, Waiting};
 use crate::sandbox::plan::{Action, Why, grace};
 
 const SIGKILL: u32 = libc::SIGKILL as u32;
@@ -14,14 +14,7 @@ const SIGKILL: u32 = libc::SIGKILL as u32;
 impl Worker {
     pub(super) async fn act(&mut self, action: Action, now: Timestamp) {
         match action {
-            Action::SetUpNetwork => {
-                self.live.network.begin();
-                let (host, spec) = (self.host.clone(), self.spec.clone());
-                let bounds = self.facts.bounds;
-                self.jobs.spawn(async move {
-                    Outcome::Network(jobs::set_up_network(&host, &spec, bounds).await)
-                });
-            }
+            Action::SetUpNetwork => self.set_up_network(now),
             Action::ApplyVolumes => {
                 let Some(network) = self.network.clone() else {
                     return;
@@ -78,6 +71,42 @@ impl Worker {
                 });
             }
         }
+    }
+
+    fn set_up_network(&mut self, now: Timestamp) {
+        if self.spec.own_users && self.facts.users.is_none() {
+            let users = self.host.users.as_ref();
+            let range = users.map_err(Clone::clone).and_then(|users| {
+                let taken = users.take(&self.spec.uid);
+                taken.ok_or_else(|| "all ids are taken; see user_namespaces.pods".to_owned())
+            });
+            match range {
+                Ok(range) => {
+                    self.facts.users = Some(range);
+                    self.persist();
+                }
+                Err(why) => {
+                    let message = format!("Failed to create pod sandbox: spec.hostUsers: {why}");
+                    let reason = "FailedCreatePodSandBox";
+                    let about = About::sandbox_trouble();
+                    self.host.event(&self.spec, about, reason, &message);
+                    let reason = reason.to_owned();
+                    let waiting = Waiting { reason, message };
+                    self.live.network.fail(now, MAX_RETRY, waiting);
+                    return;
+                }
+            }
+        }
+        // Its ids are on record before anything has them.
+        if self.facts.users.is_some() && !self.journal.is_current() {
+            return;
+        }
+        self.live.network.begin();
+        let (host, spec) = (self.host.clone(), self.spec.clone());
+        let (bounds, users) = (self.facts.bounds, self.facts.users);
+        self.jobs.spawn(async move {
+            Outcome::Network(jobs::set_up_network(&host, &spec, bounds, users).await)
+        });
     }
 
     pub(super) fn ensure_image(&mut self, name: String) {

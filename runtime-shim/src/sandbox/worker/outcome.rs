@@ -75,6 +75,9 @@ impl Worker {
                 self.facts.volumes = None;
                 self.outputs.clear();
                 self.persist();
+                if let Ok(users) = &self.host.users {
+                    users.give_back(&self.spec.uid);
+                }
                 self.host.room.notify_one();
                 info!(
                     pod_uid = self.spec.uid,

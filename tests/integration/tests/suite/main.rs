@@ -25,4 +25,5 @@ mod resize;
 mod restart;
 mod sharing;
 mod transport;
+mod user_namespaces;
 mod volumes;

@@ -10,7 +10,7 @@ fn config() -> Config {
     config
 }
 
-fn host(name: &str, lost: bool) -> HostView {
+pub(in crate::node) fn host(name: &str, lost: bool) -> HostView {
     let resources = v1::Resources {
         cpu_millis: 2500,
         memory_bytes: 4 << 30,

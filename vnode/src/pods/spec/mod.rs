@@ -98,6 +98,7 @@ pub fn sandbox(config: &Config, pod: &Pod, handler: &str, resolved: Resolved) ->
             })
             .collect(),
         requests: Some(requests(pod)),
+        own_users: spec.host_users == Some(false),
         init_containers,
         containers,
         ephemeral_containers,
