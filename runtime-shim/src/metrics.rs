@@ -12,6 +12,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::handler::Verdict;
+use crate::sandbox::probe;
+
 /// Part of a sandbox's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Phase {
@@ -56,6 +59,12 @@ struct LimitLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProbeLabel {
+    probe_type: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
 }
@@ -67,6 +76,7 @@ pub struct Metrics {
     phases: Family<PhaseLabel, Histogram, fn() -> Histogram>,
     execs: Family<ResultLabel, Counter>,
     sandboxes: Family<StateLabel, Gauge>,
+    probes: Family<ProbeLabel, Counter>,
     runtime_errors: Counter,
     evictions: Counter,
     open_execs: Gauge,
@@ -123,6 +133,8 @@ impl Metrics {
             "Calls to the container runtime that failed",
             runtime_errors.clone(),
         );
+        let probes = Family::default();
+        registry.register("probes", "Probes by kind and result", probes.clone());
         let evictions = Counter::default();
         registry.register(
             "evictions",
@@ -154,6 +166,7 @@ impl Metrics {
             phases,
             execs,
             sandboxes,
+            probes,
             runtime_errors,
             evictions,
             open_execs,
@@ -179,6 +192,22 @@ impl Metrics {
     #[must_use]
     pub fn open_execs(&self) -> &Gauge {
         &self.open_execs
+    }
+
+    /// Counts a probe, under the kubelet's words for its kind and its result.
+    pub fn probe(&self, kind: probe::Kind, verdict: &Verdict) {
+        let probe_type = match kind {
+            probe::Kind::Startup => "Startup",
+            probe::Kind::Liveness => "Liveness",
+            probe::Kind::Readiness => "Readiness",
+        };
+        let result = match verdict {
+            Verdict::Success | Verdict::Warning(_) => "successful",
+            Verdict::Failure(_) => "failed",
+            Verdict::Unknown(_) => "unknown",
+        };
+        let label = ProbeLabel { probe_type, result };
+        self.probes.get_or_create(&label).inc();
     }
 
     /// Counts a failed call to the runtime.
@@ -229,6 +258,7 @@ mod tests {
         metrics.sandboxes("active", 2);
         metrics.runtime_error();
         metrics.limit("kernel.pid_max", 32_768, 40_000);
+        metrics.probe(probe::Kind::Liveness, &Verdict::Failure(String::new()));
         let text = metrics.encode().unwrap();
         for line in [
             "sandman_host_create_phase_seconds_count{phase=\"Queue\"} 1",
@@ -237,6 +267,7 @@ mod tests {
             "sandman_host_runtime_errors_total 1",
             "sandman_host_limit{limit=\"kernel.pid_max\"} 32768.0",
             "sandman_host_limit_needed{limit=\"kernel.pid_max\"} 40000.0",
+            "sandman_host_probes_total{probe_type=\"Liveness\",result=\"failed\"} 1",
         ] {
             assert!(text.contains(line), "{line} not in\n{text}");
         }

@@ -125,6 +125,15 @@ impl Events {
 
     /// Something about the node itself.
     pub fn node(&self, name: &str, reason: &str, message: &str) {
+        self.about_node(name, false, reason, message);
+    }
+
+    /// Something about the node that needs attention.
+    pub fn node_warning(&self, name: &str, reason: &str, message: &str) {
+        self.about_node(name, true, reason, message);
+    }
+
+    fn about_node(&self, name: &str, warning: bool, reason: &str, message: &str) {
         let about = ObjectReference {
             kind: Some("Node".to_owned()),
             name: Some(name.to_owned()),
@@ -132,7 +141,7 @@ impl Events {
             uid: Some(name.to_owned()),
             ..ObjectReference::default()
         };
-        self.note(about, false, reason, message, Timestamp::now());
+        self.note(about, warning, reason, message, Timestamp::now());
     }
 
     fn note(

@@ -115,6 +115,7 @@ pub async fn run(config: Config, null_hosts: bool) -> anyhow::Result<()> {
     );
     let observer: Arc<dyn Observer> = Arc::clone(&pods) as _;
     hosts.start(&observer, config.host_lost_after, &tasks, &stop);
+    pods.follow_node(node.subscribe());
     pods.start(&tasks, &stop);
     cluster_network::start(&config, &hosts, &tasks, &stop)
         .await

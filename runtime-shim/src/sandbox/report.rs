@@ -137,7 +137,7 @@ impl View<'_> {
         });
         report.resources = attempt
             .size
-            .filter(|_| attempt.is_running() && member.kind != Kind::Ephemeral)
+            .filter(|_| attempt.is_current() && member.kind != Kind::Ephemeral)
             .map(|size| size.put_into(member.spec.resources.unwrap_or_default()));
         match &attempt.phase {
             // As the kubelet, which looks again only after the hook.

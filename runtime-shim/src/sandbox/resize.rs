@@ -176,7 +176,7 @@ pub fn change(spec: &v1::SandboxSpec, facts: &Facts) -> Option<Change> {
 #[must_use]
 pub fn is_in_progress(spec: &v1::SandboxSpec, facts: &Facts) -> bool {
     let outgrown = resizable(spec).any(|container| {
-        let attempt = facts.attempt(&container.name).filter(|a| a.is_running());
+        let attempt = facts.attempt(&container.name).filter(|a| a.is_current());
         let size = attempt.and_then(|attempt| attempt.size);
         size.is_some_and(|size| size != Size::of(spec, container))
     });

@@ -1,7 +1,7 @@
 use jiff::Timestamp;
 
 use super::*;
-use crate::sandbox::facts::{Attempt, ContainerFacts};
+use crate::sandbox::facts::{Attempt, ContainerFacts, Phase};
 use crate::sandbox::identity::{Identity, Kind};
 
 fn cpu(millis: u64) -> v1::Resources {
@@ -154,6 +154,18 @@ fn the_policy_of_what_changed_decides() {
     // The new process gets the size; nothing is left for this one.
     assert_eq!(change(&new, &facts), None);
     assert!(is_in_progress(&new, &facts));
+    // Nor is it done while there is none.
+    let mut between = facts.clone();
+    let current = &mut between.containers.get_mut("c").unwrap().current;
+    let attempt = current.as_mut().unwrap();
+    attempt.replaced = true;
+    attempt.phase = Phase::Exited {
+        since: Timestamp::UNIX_EPOCH,
+        code: 143,
+        at: Timestamp::UNIX_EPOCH,
+        lost: false,
+    };
+    assert!(is_in_progress(&new, &between));
 }
 
 #[test]

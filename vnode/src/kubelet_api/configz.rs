@@ -15,7 +15,7 @@ pub(super) fn document(config: &Value) -> Value {
 
 /// Blanks strings whose key sounds like a secret. The configuration names files
 /// and not their contents; this is for the day when somebody adds a key.
-fn redact(value: &Value) -> Value {
+pub(super) fn redact(value: &Value) -> Value {
     match value {
         Value::Object(members) => Value::Object(
             members

@@ -22,7 +22,7 @@ use super::review::ReviewError;
 use super::route::{self, NoRoute, Route};
 use super::stats::text::CONTENT_TYPE as USAGE_TYPE;
 use super::stats::{self, NodeUsage, cadvisor, resource_metrics, summary::Summary};
-use super::{health, logs, port_forward, remote_command, run, target};
+use super::{health, logs, port_forward, remote_command, run, target, zpages};
 use crate::metrics::{CONTENT_TYPE, Reason, render};
 
 /// A process that started lists its pods well within this.
@@ -148,7 +148,13 @@ async fn handle(
         Route::Metrics => typed(StatusCode::OK, CONTENT_TYPE, render(&api.node.registry)),
         Route::ResourceMetrics => usage(api, resource_metrics).await,
         Route::CadvisorMetrics => usage(api, cadvisor_metrics).await,
+        Route::SliMetrics => {
+            let metrics = zpages::slis(&*api.node.syncloop);
+            typed(StatusCode::OK, USAGE_TYPE, metrics)
+        }
         Route::Configz => json(&configz::document(&api.config.configz)),
+        Route::Statusz => zpages::status(api.started, Timestamp::now()),
+        Route::Flagz => zpages::flags(&api.config.configz),
         Route::ContainerLogs(wanted) => logs::respond(api, &wanted, &query()).await,
         Route::Exec(wanted) => {
             remote_command::respond(api, peer, Call::Exec, &wanted, request).await

@@ -10,7 +10,16 @@ use super::respond::{Body, text};
 pub type SyncLoopCheck = dyn Fn() -> Result<(), String> + Send + Sync;
 
 /// In the order that `?verbose` prints them.
-const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
+pub(super) const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
+
+/// One of [`CHECKS`]. `ping` and `log` cannot fail: whoever answers is alive, and
+/// writing a log line never blocks.
+pub(super) fn check(name: &str, syncloop: &SyncLoopCheck) -> Result<(), String> {
+    match name {
+        "syncloop" => syncloop(),
+        _ => Ok(()),
+    }
+}
 
 /// Answers `/healthz` and, with `only`, `/healthz/NAME`.
 pub(super) fn respond(
@@ -18,12 +27,7 @@ pub(super) fn respond(
     query: &Query,
     syncloop: &SyncLoopCheck,
 ) -> Response<Body> {
-    // `ping` and `log` cannot fail here: whoever answers is alive, and writing a
-    // log line never blocks.
-    let check = |name: &str| match name {
-        "syncloop" => syncloop(),
-        _ => Ok(()),
-    };
+    let check = |name: &str| check(name, syncloop);
     match only {
         Some(name) if CHECKS.contains(&name) => match check(name) {
             Ok(()) => text(StatusCode::OK, "ok"),

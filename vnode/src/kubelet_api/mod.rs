@@ -34,6 +34,7 @@ mod target;
 mod tests;
 mod tls;
 mod upgrade;
+mod zpages;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,17 @@ use self::api::Api;
 use self::authn::Authenticator;
 use self::authz::Authorizer;
 use self::client_ca::ClientCa;
+/// Whether a raw query of `/containerLogs` is understood; else the HTTP status of
+/// the refusal. For tests that make queries up.
+///
+/// # Errors
+/// The status code.
+pub fn check_log_query(raw: &str) -> Result<(), u16> {
+    let query = query::Query::parse(Some(raw));
+    let options = log_query::LogOptions::parse(&query, Timestamp::UNIX_EPOCH);
+    options.map(drop).map_err(|bad| bad.status.as_u16())
+}
+
 pub use self::{
     api::{Config, Node},
     client_ca::ClientCaError,

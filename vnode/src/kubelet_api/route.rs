@@ -17,7 +17,10 @@ pub(super) enum Route {
     Metrics,
     ResourceMetrics,
     CadvisorMetrics,
+    SliMetrics,
     Configz,
+    Statusz,
+    Flagz,
     ContainerLogs(ContainerRef),
     Exec(ContainerRef),
     Attach(ContainerRef),
@@ -33,7 +36,13 @@ impl Route {
     pub(super) fn is_about_pods(&self) -> bool {
         !matches!(
             self,
-            Self::Healthz { .. } | Self::Metrics | Self::Configz | Self::Disabled(_)
+            Self::Healthz { .. }
+                | Self::Metrics
+                | Self::SliMetrics
+                | Self::Configz
+                | Self::Statusz
+                | Self::Flagz
+                | Self::Disabled(_)
         )
     }
 }
@@ -135,9 +144,33 @@ const TABLE: &[Entry] = &[
         build: |_| Route::CadvisorMetrics,
     },
     Entry {
+        path: &["metrics", "slis"],
+        methods: ANY,
+        build: |_| Route::SliMetrics,
+    },
+    Entry {
+        path: &["metrics", "probes"],
+        methods: ANY,
+        build: |_| {
+            Route::Disabled(
+                "probes are counted by the hosts that run them: see sandman_host_probes_total there.",
+            )
+        },
+    },
+    Entry {
         path: &["configz"],
         methods: ANY,
         build: |_| Route::Configz,
+    },
+    Entry {
+        path: &["statusz"],
+        methods: GET,
+        build: |_| Route::Statusz,
+    },
+    Entry {
+        path: &["flagz"],
+        methods: GET,
+        build: |_| Route::Flagz,
     },
     Entry {
         path: &["containerLogs", "{}", "{}", "{}"],
@@ -231,6 +264,19 @@ pub(super) fn find(method: &Method, path: &str, debugging: bool) -> Result<Route
         }
     }
     Err(NoRoute::NotFound)
+}
+
+/// Paths without parameters, for people.
+pub(super) fn pages() -> Vec<String> {
+    let plain = TABLE.iter().filter(|entry| {
+        !entry
+            .path
+            .iter()
+            .any(|segment| ["{}", "*"].contains(segment))
+    });
+    plain
+        .map(|entry| format!("/{}", entry.path.join("/")))
+        .collect()
 }
 
 /// A name for metrics: the first segment, or the first two below `metrics`, and
@@ -362,8 +408,9 @@ mod tests {
             ("/exec/ns//c", Err(NoRoute::NotFound)),
             ("/exec/ns/pod/u/c/more", Err(NoRoute::NotFound)),
             ("/metrics/cadvisor", Ok(Route::CadvisorMetrics)),
-            ("/metrics/probes", Err(NoRoute::NotFound)),
-            ("/metrics/slis", Err(NoRoute::NotFound)),
+            ("/metrics/slis", Ok(Route::SliMetrics)),
+            ("/statusz", Ok(Route::Statusz)),
+            ("/flagz", Ok(Route::Flagz)),
             ("//exec/ns/pod/c", Err(NoRoute::NotFound)),
             ("/metrics/../exec/ns/pod/c", Err(NoRoute::NotFound)),
             ("/Exec/ns/pod/c", Err(NoRoute::NotFound)),

@@ -6,6 +6,7 @@ pub mod lease;
 pub mod object;
 pub mod serving;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +26,9 @@ use crate::backoff::{Backoff, unit_random};
 use crate::config::Config;
 use crate::errors::brief;
 use crate::events::Events;
-use crate::hosts::Hosts;
+use crate::hosts::{HostView, Hosts};
 use crate::strategic;
+use crate::view::HostName;
 
 /// Interval of status writes that only say "still alive"; varied by half.
 const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
@@ -106,9 +108,15 @@ impl NodeController {
         let mut hosts = self.hosts.changes();
         let mut heartbeat = next_heartbeat();
         let mut backoff = Backoff::new(FIRST_RETRY, MAX_RETRY);
+        let mut boots = Boots::default();
         loop {
             let current = node.borrow_and_update().clone();
             hosts.borrow_and_update();
+            for (host, boot) in boots.look(&self.hosts.views()) {
+                let message = format!("Host {host} has been rebooted, boot id: {boot}");
+                let name = &self.config.node_name;
+                self.events.node_warning(name, "Rebooted", &message);
+            }
             let due = Instant::now() >= heartbeat;
             let write = async {
                 match &current {
@@ -242,6 +250,25 @@ impl NodeController {
     }
 }
 
+/// The boot that each host was last seen in.
+#[derive(Debug, Default)]
+struct Boots(HashMap<HostName, String>);
+
+impl Boots {
+    /// Hosts that are in another boot than before, and in which.
+    fn look(&mut self, hosts: &[HostView]) -> Vec<(HostName, String)> {
+        let seen = hosts.iter().filter_map(|host| {
+            let boot = &host.inventory.as_ref()?.boot_id;
+            (!boot.is_empty()).then(|| (host.name.clone(), boot.clone()))
+        });
+        seen.filter(|(host, boot)| {
+            let before = self.0.insert(host.clone(), boot.clone());
+            before.is_some_and(|before| before != *boot)
+        })
+        .collect()
+    }
+}
+
 fn ready(status: &NodeStatus) -> bool {
     status
         .conditions
@@ -265,4 +292,27 @@ fn to_value(status: &NodeStatus) -> Result<Value, kube::Error> {
 
 fn next_heartbeat() -> Instant {
     Instant::now() + HEARTBEAT.mul_f64(0.5 + unit_random())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::object::tests::host;
+
+    #[test]
+    fn a_reboot_is_seen_once() {
+        let boot = |id: &str| {
+            let mut view = host("a", false);
+            let mut inventory = view.inventory.as_deref().cloned().unwrap_or_default();
+            inventory.boot_id = id.to_owned();
+            view.inventory = Some(Arc::new(inventory));
+            [view]
+        };
+        let mut boots = Boots::default();
+        assert!(boots.look(&boot("1")).is_empty());
+        assert!(boots.look(&boot("")).is_empty());
+        assert!(boots.look(&boot("1")).is_empty());
+        assert_eq!(boots.look(&boot("2")), [("a".into(), "2".to_owned())]);
+        assert!(boots.look(&boot("2")).is_empty());
+    }
 }

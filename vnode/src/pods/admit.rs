@@ -44,6 +44,11 @@ pub fn admit(pod: &Pod, allow: &HostAccess) -> Result<(), Rejection> {
     let Some(spec) = &pod.spec else {
         return Err(unsupported("spec", "is missing"));
     };
+    let annotations = pod.metadata.annotations.as_ref();
+    refuse_if(
+        annotations.is_some_and(|all| all.contains_key(MIRROR)),
+        &format!("metadata.annotations[{MIRROR}]"),
+    )?;
     admit_pod_fields(spec, allow)?;
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         admit_volume(&format!("spec.volumes[{index}]"), volume, allow)?;
@@ -73,7 +78,6 @@ fn admit_pod_fields(spec: &PodSpec, allow: &HostAccess) -> Result<(), Rejection>
     ] {
         refuse_if(wish == Some(true) && !allowed, field)?;
     }
-    refuse_if(spec.host_users == Some(false), "spec.hostUsers")?;
     refuse_if(has_any(&spec.resource_claims), "spec.resourceClaims")?;
     let Some(security) = &spec.security_context else {
         return Ok(());
@@ -220,6 +224,9 @@ fn admit_app_armor(profile: Option<&AppArmorProfile>) -> Result<(), Rejection> {
     }
 }
 
+/// Annotation of what a kubelet shows of a pod from its own files.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
 const NOT_SUPPORTED: &str = "is not supported by this node";
 
 fn has_any<T>(list: &Option<Vec<T>>) -> bool {
@@ -283,7 +290,6 @@ mod tests {
             (json!({"hostNetwork": true}), "spec.hostNetwork"),
             (json!({"hostPID": true}), "spec.hostPID"),
             (json!({"hostIPC": true}), "spec.hostIPC"),
-            (json!({"hostUsers": false}), "spec.hostUsers"),
             (
                 json!({"resourceClaims": [{"name": "gpu"}]}),
                 "spec.resourceClaims",
@@ -344,6 +350,17 @@ mod tests {
     }
 
     #[test]
+    fn nobody_shows_pods_of_files_that_are_not_there() {
+        let mut pod = pod(json!({}));
+        pod.metadata.annotations = Some([(MIRROR.to_owned(), "hash".to_owned())].into());
+        let rejection = admit(&pod, &HostAccess::default()).unwrap_err();
+        assert_eq!(
+            rejection.message,
+            "metadata.annotations[kubernetes.io/config.mirror] is not supported by this node"
+        );
+    }
+
+    #[test]
     fn the_kubelets_own_refusals_keep_their_reasons() {
         for (spec, reason) in [
             (json!({"os": {"name": "windows"}}), "PodOSNotSupported"),
@@ -371,11 +388,12 @@ mod tests {
     fn ordinary_pods_pass() {
         let spec = json!({
             "os": {"name": "linux"},
-            "hostUsers": true,
+            "hostUsers": false,
             "shareProcessNamespace": true,
             "securityContext": {
                 "sysctls": [{"name": "net/ipv4/tcp_syncookies", "value": "1"}], "fsGroup": 1,
                 "supplementalGroupsPolicy": "Strict", "appArmorProfile": {"type": "Unconfined"},
+                "seLinuxOptions": {"level": "s0:c1"}, "seLinuxChangePolicy": "Recursive",
             },
             "volumes": [
                 {"name": "a", "emptyDir": {"medium": "Memory"}},

@@ -6,6 +6,7 @@
 //! in the API server and on the hosts.
 
 pub mod admit;
+mod affinity;
 mod ephemeral;
 mod handlers;
 mod ledger;
@@ -25,11 +26,11 @@ mod write;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Client};
@@ -84,6 +85,8 @@ pub struct PodController {
     services: Services,
     runtime_handlers: Mutex<HashMap<String, String>>,
     events: Events,
+    /// The Node object as it is watched.
+    node: OnceLock<watch::Receiver<Option<Arc<Node>>>>,
     /// Whether the list of pods was complete once.
     listed: watch::Sender<bool>,
     /// When a worker last ended a run.
@@ -129,11 +132,17 @@ impl PodController {
                 services: Services::new(),
                 runtime_handlers: Mutex::default(),
                 events,
+                node: OnceLock::new(),
                 listed: watch::Sender::new(false),
                 progress: Mutex::new(Instant::now()),
                 flushing: AtomicBool::new(false),
             }
         })
+    }
+
+    /// Tells where the Node object is seen. Call once, before the start.
+    pub fn follow_node(&self, node: watch::Receiver<Option<Arc<Node>>>) {
+        let _ = self.node.set(node);
     }
 
     /// Starts everything; `tasks` end after `shutdown`. Call once.

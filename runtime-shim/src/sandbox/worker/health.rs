@@ -62,6 +62,7 @@ impl Worker {
         let Some(probe) = probing.kind.of(&container).filter(|_| same) else {
             return;
         };
+        self.host.metrics.probe(probing.kind, verdict);
         let live = self.live.containers.entry(name.clone()).or_default();
         // One that is being ended may fail as it likes, and nobody needs to be told.
         let ending = live.asked_at.is_some();

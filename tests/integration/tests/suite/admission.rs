@@ -10,6 +10,16 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{ListParams, PostParams};
 use sandman_integration::{PodBuilder, Scope, is_phase, wait_any_event, wait_event, wait_pod};
 
+#[test]
+fn a_pod_for_other_nodes_is_refused_as_by_a_kubelet() {
+    Scope::run(|scope| async move {
+        let pod = PodBuilder::sleeper(&scope.cluster, "elsewhere").spec(|spec| {
+            spec.node_selector = Some([("no-such".to_owned(), "label".to_owned())].into());
+        });
+        rejected(&scope, pod, "didn't match Pod's node affinity/selector").await
+    });
+}
+
 async fn rejected(scope: &Scope, builder: PodBuilder, field: &str) -> Result<()> {
     // Bound directly: the scheduler would look for volumes and room first.
     let pod = builder

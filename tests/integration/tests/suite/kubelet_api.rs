@@ -2,10 +2,10 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::core::v1::{Event, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
-use sandman_integration::{NodePort, PodBuilder, Scope, container};
+use sandman_integration::{NodePort, PodBuilder, Scope, container, wait_event};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 /// A token of the namespace's default account.
@@ -328,5 +328,15 @@ fn metrics_server_can_read_usage() {
             Ok(())
         })
         .await
+    });
+}
+
+#[test]
+fn the_node_tells_of_itself() {
+    Scope::run(|scope| async move {
+        let events: Api<Event> = Api::namespaced(scope.client.clone(), "default");
+        let node = &scope.cluster.node;
+        wait_event(&events, node, "Starting", "Starting kubelet.").await?;
+        Ok(())
     });
 }

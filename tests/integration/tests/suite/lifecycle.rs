@@ -131,6 +131,32 @@ fn the_termination_message_is_reported() {
 }
 
 #[test]
+fn without_a_message_the_log_speaks_for_a_failure() {
+    Scope::run(|scope| async move {
+        let command = "echo said before; echo the last word; exit 3";
+        let pod = PodBuilder::new("last-words")
+            .restart_policy("Never")
+            .container(container(&scope.cluster, "main", command))
+            .spec(|spec| {
+                let policy = Some("FallbackToLogsOnError".to_owned());
+                spec.containers[0].termination_message_policy = policy;
+            })
+            .build();
+        scope.create_pod(&pod).await?;
+        let pod = wait_pod(&scope.api(), "last-words", "failed", |pod: &Pod| {
+            is_phase(pod, "Failed")
+        })
+        .await?;
+        let ended = container_state(&pod, "main")
+            .and_then(|state| state.terminated.as_ref())
+            .context("terminated")?;
+        let message = ended.message.as_deref().unwrap_or_default();
+        ensure!(message.trim_end().ends_with("the last word"), "{ended:?}");
+        Ok(())
+    });
+}
+
+#[test]
 fn the_active_deadline_ends_a_pod() {
     Scope::run(|scope| async move {
         let pod = PodBuilder::sleeper(&scope.cluster, "deadline")

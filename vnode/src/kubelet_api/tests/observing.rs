@@ -90,6 +90,12 @@ async fn configuration_and_what_there_is_not() {
             "checkpoint is not supported by this node: no runtime of it can save a container\n",
         ),
         (Method::GET, "/logs/", 405, "logs endpoint is disabled.\n"),
+        (
+            Method::GET,
+            "/metrics/probes",
+            405,
+            "probes are counted by the hosts that run them: see sandman_host_probes_total there.\n",
+        ),
         (Method::GET, "/%00", 400, "400: Bad Request"),
     ] {
         let answer = server.send(ADMIN, method, path).await;

@@ -54,7 +54,7 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
     let spec = pod.spec.as_ref().unwrap_or(&empty_spec);
     let empty_status = PodStatus::default();
     let old = pod.status.as_ref().unwrap_or(&empty_status);
-    let generation = pod.metadata.generation;
+    let generation = observed_generation(pod, seen);
 
     let mut new = old.clone();
     new.observed_generation = old.observed_generation.max(generation);
@@ -96,6 +96,20 @@ pub fn generate(pod: &Pod, seen: Observation<'_>, now: Timestamp) -> PodStatus {
         conditions::fill(&mut new, spec, old, seen, generation, now);
     }
     new
+}
+
+/// The generation that is true of the containers. The host's word counts while it works on the pod:
+/// what it was told a moment ago it may not have done.
+fn observed_generation(pod: &Pod, seen: Observation<'_>) -> Option<i64> {
+    let generation = pod.metadata.generation;
+    let ends = seen.ended || pod.metadata.deletion_timestamp.is_some();
+    let report = seen
+        .report
+        .filter(|report| report.lifecycle() == v1::Lifecycle::Active)
+        .filter(|_| !ends && seen.waiting.is_none());
+    report.map_or(generation, |report| {
+        generation.map(|generation| generation.min(report.observed_generation))
+    })
 }
 
 fn set_phase(new: &mut PodStatus, spec: &PodSpec, old: &PodStatus, seen: Observation<'_>) {

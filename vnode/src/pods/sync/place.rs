@@ -1,6 +1,6 @@
 //! A pod without a host: admitted, placed, held back or refused.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use sandman_protocol::v1;
 
@@ -9,6 +9,7 @@ use crate::hosts::{Connection, HostView, Uid};
 use crate::metrics::{Reason, ReasonLabel};
 use crate::node::object::{platform, under_pressure};
 use crate::pods::admit::{self, Rejection};
+use crate::pods::affinity;
 use crate::pods::placement::{self, Candidate, Decision};
 use crate::pods::resources::requests;
 use crate::pods::status::{self, Observation, Waiting};
@@ -26,6 +27,10 @@ impl PodController {
         pod: &Pod,
     ) -> Result<Option<HostName>, SyncError> {
         if let Err(rejection) = admit::admit(pod, &self.config.allow) {
+            self.reject(entry, work, pod, &rejection).await?;
+            return Ok(None);
+        }
+        if let Some(rejection) = self.refused_by_affinity(pod).await? {
             self.reject(entry, work, pod, &rejection).await?;
             return Ok(None);
         }
@@ -75,17 +80,39 @@ impl PodController {
         Ok(Some(host))
     }
 
+    /// Looks at the node's labels as last seen, and before a refusal at the API server's own: the
+    /// scheduler may have seen a label that is on its way here.
+    async fn refused_by_affinity(&self, pod: &Pod) -> Result<Option<Rejection>, SyncError> {
+        let Some(spec) = pod.spec.as_ref().filter(|spec| affinity::is_asked(spec)) else {
+            return Ok(None);
+        };
+        let name = &self.config.node_name;
+        let check = |node: &Node| {
+            let labels = node.metadata.labels.clone().unwrap_or_default();
+            affinity::check(spec, name, &labels)
+        };
+        let seen = self.node.get().and_then(|node| node.borrow().clone());
+        if seen.is_some_and(|node| check(&node).is_ok()) {
+            return Ok(None);
+        }
+        let node = kube::Api::<Node>::all(self.client.clone())
+            .get(name)
+            .await?;
+        Ok(check(&node).err())
+    }
+
     /// The decision, booked at once so that the next pod sees it.
     fn decide(&self, entry: &Entry, pod: &Pod, handler: &str) -> Decision {
         let views = self.hosts.views();
         let node = platform(&views);
+        let own_users = pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false);
         let mut ledger = lock(&self.ledger);
         let candidates: Vec<Candidate> = views
             .iter()
             .map(|view| {
                 let mut candidate = Candidate {
                     name: view.name.clone(),
-                    unavailable: unavailable(view, &node, handler),
+                    unavailable: unavailable(view, &node, handler, own_users),
                     allocatable: view.inventory.as_ref().and_then(|i| i.allocatable),
                     used: v1::Resources::default(),
                     assumed_used: v1::Resources::default(),
@@ -110,6 +137,17 @@ impl PodController {
                 message: format!(
                     "spec.runtimeClassName: no host has a runtime for handler {handler:?}"
                 ),
+            };
+        }
+        let without_users = |view: &HostView| {
+            let inventory = view.inventory.as_ref();
+            inventory.is_some_and(|inventory| !inventory.user_namespaces)
+        };
+        if own_users && !views.is_empty() && views.iter().all(without_users) {
+            return Decision::Never {
+                reason: admit::UNSUPPORTED,
+                message: "spec.hostUsers: false: no host has user namespaces with mapped mounts"
+                    .to_owned(),
             };
         }
         let requests = requests(pod);
@@ -218,7 +256,12 @@ impl PodController {
     }
 }
 
-fn unavailable(view: &HostView, node: &(String, String), handler: &str) -> Option<&'static str> {
+fn unavailable(
+    view: &HostView,
+    node: &(String, String),
+    handler: &str,
+    own_users: bool,
+) -> Option<&'static str> {
     use v1::host_condition::Kind;
     if view.lost {
         return Some("lost");
@@ -240,6 +283,9 @@ fn unavailable(view: &HostView, node: &(String, String), handler: &str) -> Optio
             .any(|known| known == handler)
     {
         return Some("without the runtime");
+    }
+    if own_users && !inventory.user_namespaces {
+        return Some("without user namespaces");
     }
     for (kind, why) in [
         (Kind::MemoryPressure, "under memory pressure"),

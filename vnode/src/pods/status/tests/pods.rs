@@ -149,3 +149,23 @@ fn readiness_gates_hold_back_ready() {
         ("False", "ReadinessGatesNotReady")
     );
 }
+
+#[test]
+fn what_the_host_has_not_taken_in_is_not_observed() {
+    let pod = pod("Always", &[], &["c"]);
+    let observed = |generation: i64, lifecycle: v1::Lifecycle, ended: bool| {
+        let mut report = report(vec![container("c", running())]);
+        report.observed_generation = generation;
+        report.lifecycle = lifecycle.into();
+        let seen = Observation {
+            ended,
+            ..seen(&report)
+        };
+        generate(&pod, seen, at(1)).observed_generation
+    };
+    assert_eq!(observed(1, v1::Lifecycle::Active, false), Some(1));
+    assert_eq!(observed(2, v1::Lifecycle::Active, false), Some(2));
+    // A host does not make generations up.
+    assert_eq!(observed(9, v1::Lifecycle::Active, false), Some(2));
+    assert_eq!(observed(1, v1::Lifecycle::Finished, true), Some(2));
+}
