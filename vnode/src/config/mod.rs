@@ -87,6 +87,14 @@ pub struct Election {
     pub lease: String,
     /// Name of this replica, unlike the others'; without it the host name.
     pub identity: Option<String>,
+    /// How long the others wait for a leader that does not renew. It gives up
+    /// itself after two thirds of that, and its process ends.
+    #[serde(
+        rename = "duration_seconds",
+        default = "default_election_duration",
+        deserialize_with = "election_duration"
+    )]
+    pub duration: Duration,
 }
 
 /// Where the serving certificate comes from.
@@ -239,6 +247,19 @@ fn default_host_lost_after() -> u64 {
 
 fn default_election_namespace() -> String {
     "sandman-system".to_owned()
+}
+
+fn default_election_duration() -> Duration {
+    Duration::from_secs(15)
+}
+
+fn election_duration<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let seconds = u64::deserialize(from)?;
+    if (6..=300).contains(&seconds) {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let problem = "election.duration_seconds must be between 6 and 300";
+    Err(serde::de::Error::custom(problem))
 }
 
 fn default_election_lease() -> String {

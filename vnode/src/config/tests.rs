@@ -58,6 +58,7 @@ fn an_election_has_defaults_and_must_be_asked_for() {
         ("lease = \"A b\"", "election.lease"),
         ("namespace = \"\"", "election.namespace"),
         ("identity = \"\"", "election.identity"),
+        ("duration_seconds = 5", "election.duration_seconds"),
         ("leese = \"a\"", "leese"),
     ] {
         let error = load(&format!("{GOOD}\n[election]\n{line}\n")).unwrap_err();

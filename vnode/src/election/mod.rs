@@ -22,17 +22,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use self::record::{DURATION, Observed, RENEW, RENEW_DEADLINE, Standing};
+use self::record::{Observed, Standing, Timing};
 use crate::backoff::Backoff;
 use crate::config;
 use crate::errors::brief;
 
-/// A call that takes longer hangs on a dead connection. Two of them fit into the
-/// time in which a leader must have renewed.
-const CALL_TIMEOUT: Duration = Duration::from_secs(4);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-const _: () = assert!(CALL_TIMEOUT.as_secs() * 2 < RENEW_DEADLINE.as_secs());
-const _: () = assert!(RENEW_DEADLINE.as_secs() < DURATION.as_secs());
 /// Delay before a renewal that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -45,6 +39,7 @@ pub struct Election {
     api: Api<Lease>,
     lease: String,
     me: String,
+    timing: Timing,
 }
 
 /// Somebody who leads, or did.
@@ -86,7 +81,10 @@ impl Election {
                 "election.kubeconfig is not given, and there is no service account of a pod",
             )?,
         };
-        client.connect_timeout = Some(CONNECT_TIMEOUT);
+        let timing = Timing {
+            duration: config.duration,
+        };
+        client.connect_timeout = Some(timing.call());
         let client = Client::try_from(client).context("election")?;
         let me = match &config.identity {
             Some(identity) => identity.clone(),
@@ -96,6 +94,7 @@ impl Election {
             api: Api::namespaced(client, &config.namespace),
             lease: config.lease.clone(),
             me,
+            timing,
         })
     }
 
@@ -131,13 +130,13 @@ impl Election {
         seen: &mut Observed,
         waiting: &mut bool,
     ) -> Result<Option<(Lease, Instant)>, kube::Error> {
-        let lease = bounded(self.api.get(&self.lease)).await?;
+        let lease = self.bounded(self.api.get(&self.lease)).await?;
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         seen.see(lease, Instant::now());
         let params = WatchParams::default()
             .fields(&format!("metadata.name={}", self.lease))
             .timeout(WATCH_SECONDS);
-        let watch = bounded(self.api.watch(&params, &version)).await?;
+        let watch = self.bounded(self.api.watch(&params, &version)).await?;
         tokio::pin!(watch);
         loop {
             let until = match seen.standing(&self.me, Instant::now()) {
@@ -166,7 +165,7 @@ impl Election {
             return Ok(None);
         };
         let at = Instant::now();
-        let claim = record::claimed(lease, &self.me, Timestamp::now());
+        let claim = record::claimed(lease, &self.me, self.timing, Timestamp::now());
         match self.put(&claim).await {
             Ok(lease) => Ok(Some((lease, at))),
             Err(error) if is(&error, 409) => Ok(None),
@@ -176,7 +175,18 @@ impl Election {
 
     async fn put(&self, lease: &Lease) -> Result<Lease, kube::Error> {
         let params = PostParams::default();
-        bounded(self.api.replace(&self.lease, &params, lease)).await
+        self.bounded(self.api.replace(&self.lease, &params, lease))
+            .await
+    }
+
+    async fn bounded<T>(
+        &self,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, kube::Error> {
+        match tokio::time::timeout(self.timing.call(), call).await {
+            Ok(result) => result,
+            Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
+        }
     }
 
     fn explain(&self, error: &kube::Error) {
@@ -204,10 +214,11 @@ impl Leader {
 
     /// Renews until this process leads no more. To be stopped by being dropped.
     pub async fn lead(&self) -> Lost {
+        let timing = self.election.timing;
         loop {
             let renewed = self.held().1;
-            tokio::time::sleep_until(renewed + RENEW).await;
-            match tokio::time::timeout_at(renewed + RENEW_DEADLINE, self.renew()).await {
+            tokio::time::sleep_until(renewed + timing.renew()).await;
+            match tokio::time::timeout_at(renewed + timing.renew_deadline(), self.renew()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(lost)) => return lost,
                 Err(_) => return Lost::NotRenewed(self.election.lease.clone()),
@@ -247,7 +258,7 @@ impl Leader {
             };
             // Written by another one, or by this process in a call that seemed to fail.
             if is(&error, 409)
-                && let Ok(newest) = bounded(election.api.get(&election.lease)).await
+                && let Ok(newest) = election.bounded(election.api.get(&election.lease)).await
             {
                 if record::term(&newest) != self.term
                     || record::holder(&newest) != Some(&election.me)
@@ -277,13 +288,6 @@ impl Leader {
 
 fn is(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
-}
-
-async fn bounded<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
-    match tokio::time::timeout(CALL_TIMEOUT, call).await {
-        Ok(result) => result,
-        Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
-    }
 }
 
 /// The machine's name; in a pod it is the pod's.

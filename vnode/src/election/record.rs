@@ -7,16 +7,37 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-/// How long others wait for a leader that does not renew. As in client-go's
-/// `leaderelection`, on which the controllers of a cluster rely.
-pub(super) const DURATION: Duration = Duration::from_secs(15);
-/// How often a leader renews.
-pub(super) const RENEW: Duration = Duration::from_secs(5);
-/// A leader that could not renew for so long leads no more. Less than
-/// [`DURATION`], so that it has stopped before another one starts.
-pub(super) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a leader is believed in, and how it keeps that up. The shares are those
+/// of client-go's `leaderelection`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Timing {
+    /// How long others wait for a leader that does not renew.
+    pub(super) duration: Duration,
+}
+
+impl Timing {
+    /// How often a leader renews.
+    pub(super) fn renew(self) -> Duration {
+        self.duration / 3
+    }
+
+    /// A leader that could not renew for so long leads no more. Less than the
+    /// duration, so that it has stopped before another one starts.
+    pub(super) fn renew_deadline(self) -> Duration {
+        self.duration * 2 / 3
+    }
+
+    /// A call that takes longer hangs on a dead connection. Two of them fit into
+    /// the time in which a leader must have renewed.
+    pub(super) fn call(self) -> Duration {
+        self.duration / 4
+    }
+}
+
 /// Another's word on its own duration counts between these.
-const SANE_DURATION: std::ops::RangeInclusive<u64> = 1..=60;
+const SANE_DURATION: std::ops::RangeInclusive<u64> = 1..=300;
+/// What a Lease without a duration is taken to say.
+const USUAL_DURATION: u64 = 15;
 
 /// Who leads, as far as one look at the Lease tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +115,7 @@ pub(super) fn term(lease: &Lease) -> u64 {
 /// A Lease without a count starts at the minutes since 1970: if somebody deletes
 /// it and makes it anew, the count goes on above all earlier ones as long as
 /// there was less than one claim a minute, and hosts obey the new leader.
-pub(super) fn claimed(mut lease: Lease, me: &str, now: Timestamp) -> Lease {
+pub(super) fn claimed(mut lease: Lease, me: &str, timing: Timing, now: Timestamp) -> Lease {
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     let minutes = i32::try_from(now.as_second() / 60).unwrap_or(i32::MAX);
     spec.lease_transitions = Some(match spec.lease_transitions {
@@ -102,7 +123,7 @@ pub(super) fn claimed(mut lease: Lease, me: &str, now: Timestamp) -> Lease {
         _ => minutes,
     });
     spec.holder_identity = Some(me.to_owned());
-    spec.lease_duration_seconds = Some(seconds(DURATION));
+    spec.lease_duration_seconds = Some(seconds(timing.duration));
     spec.acquire_time = Some(MicroTime(now));
     spec.renew_time = Some(MicroTime(now));
     lease
@@ -130,7 +151,7 @@ fn stated_duration(lease: &Lease) -> Duration {
         .as_ref()
         .and_then(|spec| spec.lease_duration_seconds)
         .and_then(|n| u64::try_from(n).ok())
-        .unwrap_or(DURATION.as_secs());
+        .unwrap_or(USUAL_DURATION);
     Duration::from_secs(stated.clamp(*SANE_DURATION.start(), *SANE_DURATION.end()))
 }
 
@@ -141,6 +162,9 @@ fn seconds(duration: Duration) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DURATION: Duration = Duration::from_secs(15);
+    const TIMING: Timing = Timing { duration: DURATION };
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -158,7 +182,10 @@ mod tests {
         assert_eq!(seen.standing("a", now), Standing::Free);
         seen.see(version(Lease::default(), "1"), now);
         assert_eq!(seen.standing("a", now), Standing::Free);
-        seen.see(version(claimed(Lease::default(), "b", at(0)), "2"), now);
+        seen.see(
+            version(claimed(Lease::default(), "b", TIMING, at(0)), "2"),
+            now,
+        );
         let until = now + DURATION;
         assert_eq!(seen.standing("a", now), Standing::Held { until });
         assert_eq!(seen.standing("a", until), Standing::Free);
@@ -168,7 +195,7 @@ mod tests {
     #[test]
     fn time_counts_from_the_last_change_not_from_the_last_look() {
         let start = Instant::now();
-        let lease = version(claimed(Lease::default(), "b", at(0)), "1");
+        let lease = version(claimed(Lease::default(), "b", TIMING, at(0)), "1");
         let mut seen = Observed::default();
         seen.see(lease.clone(), start);
         seen.see(lease.clone(), start + DURATION);
@@ -185,21 +212,21 @@ mod tests {
 
     #[test]
     fn terms_only_grow() {
-        let first = claimed(Lease::default(), "a", at(600));
+        let first = claimed(Lease::default(), "a", TIMING, at(600));
         assert_eq!(term(&first), 10);
-        let again = claimed(renewed(first.clone(), at(601)), "a", at(602));
+        let again = claimed(renewed(first.clone(), at(601)), "a", TIMING, at(602));
         assert_eq!(term(&again), 11);
-        let other = claimed(released(again, at(603)), "b", at(604));
+        let other = claimed(released(again, at(603)), "b", TIMING, at(604));
         assert_eq!((term(&other), holder(&other)), (12, Some("b")));
         // Deleted and made anew.
-        assert!(term(&claimed(Lease::default(), "a", at(6000))) > term(&other));
+        assert!(term(&claimed(Lease::default(), "a", TIMING, at(6000))) > term(&other));
     }
 
     #[test]
     fn a_released_lease_is_free_at_once() {
         let now = Instant::now();
         let mut seen = Observed::default();
-        let lease = released(claimed(Lease::default(), "b", at(0)), at(1));
+        let lease = released(claimed(Lease::default(), "b", TIMING, at(0)), at(1));
         seen.see(version(lease, "3"), now);
         assert_eq!(seen.standing("a", now), Standing::Free);
     }
@@ -207,8 +234,8 @@ mod tests {
     #[test]
     fn a_foreign_duration_is_kept_within_reason() {
         let now = Instant::now();
-        for (stated, counts) in [(-5, DURATION.as_secs()), (0, 1), (7, 7), (86_400, 60)] {
-            let mut lease = claimed(Lease::default(), "b", at(0));
+        for (stated, counts) in [(-5, DURATION.as_secs()), (0, 1), (7, 7), (86_400, 300)] {
+            let mut lease = claimed(Lease::default(), "b", TIMING, at(0));
             lease.spec.as_mut().unwrap().lease_duration_seconds = Some(stated);
             let mut seen = Observed::default();
             seen.see(version(lease, "1"), now);

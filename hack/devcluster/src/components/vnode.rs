@@ -29,6 +29,9 @@ pub(crate) const NODES: [&str; 3] = [NODE, NULL_NODE, PEER_NODE];
 /// Port of the kubelet API.
 pub(crate) const KUBELET_API_PORT: u16 = 10250;
 
+/// The machine also compiles and tests: the API server may be slow for longer than a leader of a
+/// cluster waits by default, and nobody starts a process again that steps down.
+const ELECTION_SECONDS: u8 = 60;
 /// Metrics of the virtual node, on loopback of its namespace.
 const METRICS_PORT: u16 = 9441;
 
@@ -46,7 +49,7 @@ impl Plan<'_> {
     fn replica(&self, name: &str, member: Member) -> anyhow::Result<Component> {
         let mut content = self.vnode_config(NODE, member);
         content.push_str(&format!(
-            "\n[election]\nkubeconfig = {}\nidentity = {}\n",
+            "\n[election]\nkubeconfig = {}\nidentity = {}\nduration_seconds = {ELECTION_SECONDS}\n",
             toml_path(&self.election_kubeconfig()),
             toml_string(name),
         ));
