@@ -11,6 +11,7 @@ pub mod convert;
 pub mod digest;
 pub mod erofs;
 pub mod filler;
+mod fuse;
 pub mod gzip;
 pub mod index;
 pub mod keeper;

@@ -61,6 +61,12 @@ fn index(content: &[u8], diff_id: [u8; 32]) -> Vec<u8> {
     bytes
 }
 
+/// The way of being asked that is tested: `SANDMAN_TEST_LAYERS=fuse` forces the second.
+fn member() -> Member {
+    let name = std::env::var("SANDMAN_TEST_LAYERS");
+    name.map_or(Member::Fanotify, |name| name.parse().unwrap())
+}
+
 struct Host {
     folder: tempfile::TempDir,
     layer: LayerDigest,
@@ -79,7 +85,7 @@ impl Host {
 
     fn with_diff_id(diff_id: [u8; 32]) -> Option<Self> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        if let Err(error) = chain::probe(Member::Fanotify, folder.path()) {
+        if let Err(error) = chain::probe(member(), folder.path()) {
             eprintln!("skipped: {error}");
             return None;
         }
@@ -103,6 +109,7 @@ impl Host {
             limits: Limits {
                 deadline_ms: u32::try_from(PATIENCE.as_millis()).unwrap(),
                 slots: 1024,
+                gate: member().gate(),
             },
         };
         let (send, keeper_events) = mpsc::channel();
@@ -111,7 +118,8 @@ impl Host {
         });
         let custodian = custodian.unwrap();
         let blob = custodian.watch(layer).unwrap();
-        let mount = mount::layer(&at.join(layout::META), &at.join(layout::BLOB)).unwrap();
+        let device = custodian.device(layer, &at.join(layout::BLOB)).unwrap();
+        let mount = device.mount(&at.join(layout::META)).unwrap();
         Some(Self {
             folder,
             layer,

@@ -1,7 +1,7 @@
 //! The keeper against the kernel: no reader ever sees a byte that was not filled in.
 //!
-//! Needs root and a kernel with pre-content events. Where the self-test of `chain` fails, each test
-//! says so and does nothing.
+//! Each test runs for both ways of being asked. They need root and a kernel that has the way; where
+//! the self-test of `chain` fails, a test says so and does nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -44,9 +44,9 @@ fn content(page: u64) -> [u8; PAGE as usize] {
 impl Store {
     /// A keeper and one mounted layer of `pages`, none of which is there. None where the kernel
     /// cannot do it.
-    fn new(pages: u32, deadline: Duration) -> Option<Self> {
+    fn new(member: Member, pages: u32, deadline: Duration) -> Option<Self> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        if let Err(error) = chain::probe(Member::Fanotify, folder.path()) {
+        if let Err(error) = chain::probe(member, folder.path()) {
             eprintln!("skipped: {error}");
             return None;
         }
@@ -63,6 +63,7 @@ impl Store {
             limits: Limits {
                 deadline_ms: u32::try_from(deadline.as_millis()).unwrap(),
                 slots: 2048,
+                gate: member.gate(),
             },
         };
         let mut store = Self {
@@ -90,8 +91,9 @@ impl Store {
     fn mount(&mut self) {
         self.blob = Some(self.custodian().watch(LAYER).unwrap());
         let layer = self.folder.path().join(layout::folder_name(LAYER));
-        let mount = mount::layer(&layer.join(layout::META), &layer.join(layout::BLOB)).unwrap();
-        self.mount = Some(mount);
+        let blob = layer.join(layout::BLOB);
+        let device = self.custodian().device(LAYER, &blob).unwrap();
+        self.mount = Some(device.mount(&layer.join(layout::META)).unwrap());
     }
 
     fn custodian(&self) -> &Custodian {
@@ -167,9 +169,8 @@ impl Drop for Store {
     }
 }
 
-#[test]
-fn readers_get_what_is_filled() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn readers_get_what_is_filled(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let reader = store.reader(5);
@@ -180,9 +181,8 @@ fn readers_get_what_is_filled() {
     assert_eq!(status.watched, 1);
 }
 
-#[test]
-fn the_next_filler_gets_what_the_last_did_not_answer() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn the_next_filler_gets_what_the_last_did_not_answer(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let reader = store.reader(3);
@@ -197,9 +197,8 @@ fn the_next_filler_gets_what_the_last_did_not_answer() {
     assert_eq!(reader.join().unwrap().unwrap(), content(3));
 }
 
-#[test]
-fn a_newer_filler_replaces_an_older() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn a_newer_filler_replaces_an_older(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let first = store.filler();
@@ -210,9 +209,8 @@ fn a_newer_filler_replaces_an_older() {
     assert_eq!(reader.join().unwrap().unwrap(), content(0));
 }
 
-#[test]
-fn readers_wait_for_the_keepers_successor() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn readers_wait_for_the_keepers_successor(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let group = store.custodian().group();
@@ -234,9 +232,8 @@ fn readers_wait_for_the_keepers_successor() {
     assert_eq!(third.join().unwrap().unwrap(), content(60));
 }
 
-#[test]
-fn no_reader_sees_zeros_while_the_keeper_is_killed_again_and_again() {
-    let Some(store) = Store::new(2048, PATIENCE) else {
+fn no_reader_sees_zeros_while_the_keeper_is_killed_again_and_again(member: Member) {
+    let Some(store) = Store::new(member, 2048, PATIENCE) else {
         return;
     };
     let store = Arc::new(store);
@@ -267,7 +264,10 @@ fn no_reader_sees_zeros_while_the_keeper_is_killed_again_and_again() {
             match reader.join().unwrap() {
                 Ok(bytes) => assert_eq!(bytes, content(page)),
                 // Read by the keeper and not recorded when it was killed.
-                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO)),
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+                    assert_eq!(member, Member::Fanotify, "FUSE asks again");
+                }
             }
         }
     }
@@ -277,9 +277,8 @@ fn no_reader_sees_zeros_while_the_keeper_is_killed_again_and_again() {
     filler.join().unwrap();
 }
 
-#[test]
-fn the_loss_of_the_group_is_told() {
-    let Some(mut store) = Store::new(64, PATIENCE) else {
+fn the_loss_of_the_group_is_told(member: Member) {
+    let Some(mut store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let group = store.custodian().group();
@@ -292,6 +291,11 @@ fn the_loss_of_the_group_is_told() {
     store.begin(group);
     assert_eq!(store.hears(), KeeperEvent::GroupLost(group.unwrap()));
     assert_ne!(store.custodian().group(), group);
+    if member == Member::Fuse {
+        // Unlike with fanotify nobody can have seen zeros.
+        let error = store.reader(7).join().unwrap().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
     // A new mount under the new group works.
     store.mount = None;
     store.mount();
@@ -300,9 +304,8 @@ fn the_loss_of_the_group_is_told() {
     assert_eq!(reader.join().unwrap().unwrap(), content(7));
 }
 
-#[test]
-fn a_custodian_that_returns_finds_the_same_group() {
-    let Some(mut store) = Store::new(64, PATIENCE) else {
+fn a_custodian_that_returns_finds_the_same_group(member: Member) {
+    let Some(mut store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let group = store.custodian().group();
@@ -324,9 +327,8 @@ fn a_custodian_that_returns_finds_the_same_group() {
     assert_eq!(store.hears(), KeeperEvent::Resumed);
 }
 
-#[test]
-fn a_deadline_ends_in_an_error() {
-    let Some(store) = Store::new(64, Duration::from_millis(50)) else {
+fn a_deadline_ends_in_an_error(member: Member) {
+    let Some(store) = Store::new(member, 64, Duration::from_millis(50)) else {
         return;
     };
     let error = store.reader(2).join().unwrap().unwrap_err();
@@ -337,9 +339,8 @@ fn a_deadline_ends_in_an_error() {
     assert_eq!((status.refused, status.open), (0, 0));
 }
 
-#[test]
-fn refusals_are_errors_that_do_not_stay() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn refusals_are_errors_that_do_not_stay(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     for verdict in [Verdict::InputOutputError, Verdict::NoSpace] {
@@ -366,10 +367,9 @@ fn refusals_are_errors_that_do_not_stay() {
     assert_eq!(reader.join().unwrap().unwrap(), content(8));
 }
 
-#[test]
-fn a_thousand_readers_at_once() {
+fn a_thousand_readers_at_once(member: Member) {
     let pages = 32 * 1024;
-    let Some(store) = Store::new(pages, PATIENCE) else {
+    let Some(store) = Store::new(member, pages, PATIENCE) else {
         return;
     };
     let start = Arc::new(Barrier::new(1000));
@@ -405,9 +405,8 @@ fn a_thousand_readers_at_once() {
     ender.join().unwrap();
 }
 
-#[test]
-fn a_waiting_reader_can_be_killed() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn a_waiting_reader_can_be_killed(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let filler = store.filler();
@@ -423,20 +422,33 @@ fn a_waiting_reader_can_be_killed() {
     filler
         .answer(asked.event, Verdict::InputOutputError)
         .unwrap();
-    let reader = store.reader(0);
-    store.serve(&filler, 1);
-    assert_eq!(reader.join().unwrap().unwrap(), content(0));
+    // What the kernel read ahead for the killed one may still be asked about.
+    let filler = Arc::new(filler);
+    let ender = {
+        let (filler, reader) = (Arc::clone(&filler), store.reader(0));
+        std::thread::spawn(move || {
+            let read = reader.join().unwrap();
+            filler.close();
+            read
+        })
+    };
+    while let Ok(asked) = filler.next() {
+        store.fill(&asked);
+        filler.answer(asked.event, Verdict::Allow).unwrap();
+    }
+    assert_eq!(ender.join().unwrap().unwrap(), content(0));
 }
 
-#[test]
-fn a_complete_blob_is_read_without_questions() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn a_complete_blob_is_read_without_questions(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let blob = File::from(store.blob.as_ref().unwrap().try_clone().unwrap());
     for page in 0..64 {
         blob.write_all_at(&content(page), page * PAGE).unwrap();
     }
+    let layer = store.folder.path().join(layout::folder_name(LAYER));
+    std::fs::write(layer.join(layout::SEALED), []).unwrap();
     let controller = store.custodian().controller().unwrap();
     controller.unwatch(LAYER).unwrap();
     assert_eq!(store.reader(33).join().unwrap().unwrap(), content(33));
@@ -445,9 +457,8 @@ fn a_complete_blob_is_read_without_questions() {
     controller.unwatch(LAYER).unwrap();
 }
 
-#[test]
-fn mounts_outlive_who_made_them() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn mounts_outlive_who_made_them(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     store
@@ -470,9 +481,8 @@ fn mounts_outlive_who_made_them() {
     ));
 }
 
-#[test]
-fn a_second_keeper_for_a_store_is_refused() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn a_second_keeper_for_a_store_is_refused(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let output = Command::new(env!("CARGO_BIN_EXE_sandman-layer-keeper"))
@@ -487,9 +497,8 @@ fn a_second_keeper_for_a_store_is_refused() {
     assert!(words.contains("another keeper may serve it"), "{words}");
 }
 
-#[test]
-fn nobody_watches_what_is_not_there() {
-    let Some(store) = Store::new(64, PATIENCE) else {
+fn nobody_watches_what_is_not_there(member: Member) {
+    let Some(store) = Store::new(member, 64, PATIENCE) else {
         return;
     };
     let controller = store.custodian().controller().unwrap();
@@ -522,4 +531,85 @@ fn nobody_watches_what_is_not_there() {
         ),
         "{error}"
     );
+}
+
+/// With FUSE a blob can lose its filler while it is open: readers get errors, not holes.
+#[test]
+fn a_blob_that_nobody_fills_any_more_is_not_read() {
+    let Some(store) = Store::new(Member::Fuse, 64, PATIENCE) else {
+        return;
+    };
+    let controller = store.custodian().controller().unwrap();
+    controller.unwatch(LAYER).unwrap();
+    let error = store.reader(3).join().unwrap().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    // Watched again, it is filled again, through the mount that was there all the time.
+    drop(controller);
+    let blob = store.custodian().watch(LAYER).unwrap();
+    drop(blob);
+    let reader = store.reader(3);
+    store.serve(&store.filler(), 1);
+    assert_eq!(reader.join().unwrap().unwrap(), content(3));
+}
+
+/// The last reader of a complete layer takes its file along, and the copy that the custodian holds.
+#[test]
+fn a_complete_file_goes_with_its_mount() {
+    let Some(mut store) = Store::new(Member::Fuse, 64, PATIENCE) else {
+        return;
+    };
+    let layer = store.folder.path().join(layout::folder_name(LAYER));
+    std::fs::write(layer.join(layout::SEALED), []).unwrap();
+    store
+        .custodian()
+        .controller()
+        .unwrap()
+        .unwatch(LAYER)
+        .unwrap();
+    store.kill_keeper();
+    assert_eq!(store.hears(), KeeperEvent::Resumed);
+    store.mount = None;
+    // Returns once no copy is held.
+    store.custodian().unwatch(LAYER).unwrap();
+    let status = store.custodian().controller().unwrap().status().unwrap();
+    assert_eq!(status.watched, 0);
+}
+
+macro_rules! with {
+    ($module:ident, $member:expr, $($name:ident)*) => {
+        mod $module {
+            use super::Member;
+            $(
+                #[test]
+                fn $name() {
+                    super::$name($member);
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! both {
+    ($($name:ident)*) => {
+        with!(fanotify, Member::Fanotify, $($name)*);
+        with!(fuse, Member::Fuse, $($name)*);
+    };
+}
+
+both! {
+    readers_get_what_is_filled
+    the_next_filler_gets_what_the_last_did_not_answer
+    a_newer_filler_replaces_an_older
+    readers_wait_for_the_keepers_successor
+    no_reader_sees_zeros_while_the_keeper_is_killed_again_and_again
+    the_loss_of_the_group_is_told
+    a_custodian_that_returns_finds_the_same_group
+    a_deadline_ends_in_an_error
+    refusals_are_errors_that_do_not_stay
+    a_thousand_readers_at_once
+    a_waiting_reader_can_be_killed
+    a_complete_blob_is_read_without_questions
+    mounts_outlive_who_made_them
+    a_second_keeper_for_a_store_is_refused
+    nobody_watches_what_is_not_there
 }

@@ -59,9 +59,15 @@ impl Drop for Keeper<'_> {
     }
 }
 
+/// The way of being asked that is tested: `SANDMAN_TEST_LAYERS=fuse` forces the second.
+fn member() -> Member {
+    let name = std::env::var("SANDMAN_TEST_LAYERS");
+    name.map_or(Member::Fanotify, |name| name.parse().unwrap())
+}
+
 fn folder() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    match chain::probe(Member::Fanotify, folder.path()) {
+    match chain::probe(member(), folder.path()) {
         Ok(()) => Some(folder),
         Err(error) => {
             eprintln!("skipped: {error}");
@@ -78,6 +84,7 @@ fn open(root: &Path, expected: Option<GroupId>) -> (Store, Receiver<StoreEvent>)
         deadline: PATIENCE,
         workers: 4,
         background_workers: 1,
+        gate: member().gate(),
     };
     let (send, events) = mpsc::channel();
     let store = Store::open(config, BootId::from_bytes(BOOT), expected, move |event| {

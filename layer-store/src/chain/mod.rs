@@ -3,6 +3,7 @@
 //! What works is tried, never read off a version: kernels are built and patched in many ways, and a
 //! wrong guess shows zeros to programs.
 
+mod fuse;
 pub mod image;
 mod probe;
 
@@ -10,11 +11,15 @@ pub use self::probe::{ProbeError, probe};
 
 use std::path::Path;
 
+use crate::keeper::Gate;
+
 /// A way to the bytes of a layer, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Member {
     /// EROFS over a sparse blob, filled at fanotify's pre-content events.
     Fanotify,
+    /// EROFS over a file of a FUSE file system that stands for a sparse blob.
+    Fuse,
     /// EROFS over a blob that is complete before it is mounted.
     Convert,
     /// containerd's own snapshots; the store is not used.
@@ -23,22 +28,39 @@ pub enum Member {
 
 impl Member {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Fanotify, Self::Convert, Self::Containerd];
+    pub const ALL: [Self; 4] = [Self::Fanotify, Self::Fuse, Self::Convert, Self::Containerd];
 
     /// The name in configuration, metrics and labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Fanotify => "fanotify",
+            Self::Fuse => "fuse",
             Self::Convert => "convert",
             Self::Containerd => "containerd",
+        }
+    }
+
+    /// Whether a layer can be mounted before all its bytes are there.
+    #[must_use]
+    pub fn is_lazy(self) -> bool {
+        self.gate() != Gate::Closed
+    }
+
+    /// How the keeper is to serve.
+    #[must_use]
+    pub fn gate(self) -> Gate {
+        match self {
+            Self::Fanotify => Gate::Fanotify,
+            Self::Fuse => Gate::Fuse,
+            Self::Convert | Self::Containerd => Gate::Closed,
         }
     }
 }
 
 /// A name that no member has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("layer mode {0:?} is none of fanotify, convert, containerd")]
+#[error("layer mode {0:?} is none of fanotify, fuse, convert, containerd")]
 pub struct UnknownMember(String);
 
 impl std::str::FromStr for Member {

@@ -10,14 +10,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::{Member, image};
+use super::{Member, fuse, image};
 use crate::mount::{self, MountError};
 use crate::sys::fanotify::{EVENT_BYTES, Group, Verdict};
 
 /// How long the kernel may take to ask.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Two pages, so that an event has a range to name.
-const BLOB_BYTES: u32 = 8192;
+pub(super) const BLOB_BYTES: u32 = 8192;
 const PATTERN: u8 = 0xA5;
 
 /// Why a member does not work on this host.
@@ -37,6 +37,9 @@ pub enum ProbeError {
     /// A read went through before it was asked about. Layers would show zeros.
     #[error("the kernel does not ask before a layer's bytes are read")]
     NotAsked,
+    /// What was taken by a process that ended is not asked again.
+    #[error("the kernel's FUSE does not send requests again (Linux 6.9 and later do)")]
+    NotResent,
     /// The reader saw something else than what was written for it.
     #[error("a layer's bytes were not seen as they were filled in")]
     WrongBytes,
@@ -57,6 +60,7 @@ pub fn probe(member: Member, root: &Path) -> Result<(), ProbeError> {
     let files = Files::new(&folder.0)?;
     match member {
         Member::Fanotify => fanotify(&files)?,
+        Member::Fuse => fuse::probe(&files)?,
         Member::Convert | Member::Containerd => {
             files.fill().map_err(io("write a blob"))?;
             files.expect(&files.mount()?)?;
@@ -127,11 +131,11 @@ fn overlay(folder: &Path, layer: BorrowedFd<'_>) -> Result<(), ProbeError> {
 }
 
 /// A blob without a byte in it and the metadata of one file.
-struct Files {
-    meta: PathBuf,
+pub(super) struct Files {
+    pub(super) meta: PathBuf,
     blob: PathBuf,
     /// Opened before any mark.
-    writer: File,
+    pub(super) writer: File,
 }
 
 impl Files {
@@ -150,7 +154,7 @@ impl Files {
         Ok(Self { meta, blob, writer })
     }
 
-    fn fill(&self) -> io::Result<()> {
+    pub(super) fn fill(&self) -> io::Result<()> {
         self.writer.write_all_at(&[PATTERN; BLOB_BYTES as usize], 0)
     }
 
@@ -163,7 +167,7 @@ impl Files {
     }
 }
 
-fn read(mount: BorrowedFd<'_>) -> Result<Vec<u8>, ProbeError> {
+pub(super) fn read(mount: BorrowedFd<'_>) -> Result<Vec<u8>, ProbeError> {
     let file = rustix::fs::openat(mount, image::FILE, OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| io("open a file of a layer")(errno.into()))?;
     let mut bytes = Vec::new();
@@ -173,14 +177,14 @@ fn read(mount: BorrowedFd<'_>) -> Result<Vec<u8>, ProbeError> {
     Ok(bytes)
 }
 
-fn judge(bytes: &[u8]) -> Result<(), ProbeError> {
+pub(super) fn judge(bytes: &[u8]) -> Result<(), ProbeError> {
     match bytes.len() == BLOB_BYTES as usize && bytes.iter().all(|byte| *byte == PATTERN) {
         true => Ok(()),
         false => Err(ProbeError::WrongBytes),
     }
 }
 
-fn io(what: &'static str) -> impl Fn(io::Error) -> ProbeError {
+pub(super) fn io(what: &'static str) -> impl Fn(io::Error) -> ProbeError {
     move |source| ProbeError::Io { what, source }
 }
 

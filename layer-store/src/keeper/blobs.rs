@@ -98,7 +98,7 @@ impl Blobs {
 }
 
 /// Opens `<root>/<digest>/blob` and nothing that a link or another mount puts there.
-fn open_blob(root: BorrowedFd<'_>, layer: LayerDigest) -> io::Result<OwnedFd> {
+pub(super) fn open_blob(root: BorrowedFd<'_>, layer: LayerDigest) -> io::Result<OwnedFd> {
     let path = layout::folder_name(layer) + "/" + layout::BLOB;
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;

@@ -122,6 +122,14 @@ impl Controller {
         self.descriptor(Request::Mount(layer))
     }
 
+    /// The folder of the FUSE file system.
+    ///
+    /// # Errors
+    /// Any; refused when there is none.
+    pub fn tree(&self) -> Result<OwnedFd, KeeperError> {
+        self.descriptor(Request::Tree)
+    }
+
     /// Lets a layer's mount go. A missing one is no error.
     ///
     /// # Errors

@@ -1,16 +1,17 @@
 //! The second process: starts the keeper, holds copies of what it must not lose, and gives them to
 //! its successor.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::client::{Controller, Custody, HolderLink, KeeperError};
-use super::protocol::{GroupId, Kept, Limits};
-use crate::LayerDigest;
+use super::protocol::{Gate, GroupId, Kept, Limits};
+use crate::mount::{self, MountError};
+use crate::{LayerDigest, layout};
 
 /// Pause between attempts to reach a keeper, doubled up to the second.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -59,6 +60,27 @@ struct Shared {
     held: Mutex<Held>,
     changed: Condvar,
     child: Mutex<Option<Child>>,
+}
+
+/// What a layer is mounted over, for as long as that takes.
+#[derive(Debug)]
+pub struct Device {
+    path: PathBuf,
+    /// Keeps the path alive.
+    tree: Option<OwnedFd>,
+}
+
+impl Device {
+    /// Mounts a layer with this metadata. Blocks until the keeper has served the file.
+    ///
+    /// # Errors
+    /// Those of [`mount::layer`].
+    pub fn mount(&self, meta: &Path) -> Result<OwnedFd, MountError> {
+        match &self.tree {
+            Some(_) => mount::layer_over_fuse(meta, &self.path),
+            None => mount::layer(meta, &self.path),
+        }
+    }
 }
 
 /// Holds the copies. Dropping it leaves the keeper running.
@@ -167,6 +189,26 @@ impl Custodian {
         self.wait(|held| held.copies.contains_key(&Kept::Mount(layer)))
     }
 
+    /// Where the kernel reads a watched layer's bytes when it is mounted: the blob itself, or the
+    /// file that stands for it.
+    ///
+    /// # Errors
+    /// Any.
+    pub fn device(&self, layer: LayerDigest, blob: &Path) -> Result<Device, KeeperError> {
+        let tree = match self.shared.config.limits.gate {
+            Gate::Fuse => Some(self.controller()?.tree()?),
+            Gate::Closed | Gate::Fanotify => None,
+        };
+        let path = match &tree {
+            Some(tree) => {
+                let folder = format!("/proc/self/fd/{}", tree.as_raw_fd());
+                Path::new(&folder).join(layout::folder_name(layer))
+            }
+            None => blob.to_owned(),
+        };
+        Ok(Device { path, tree })
+    }
+
     fn wait(&self, done: impl Fn(&Held) -> bool) -> Result<(), KeeperError> {
         let held = self.shared.lock();
         let (held, _) = self
@@ -253,12 +295,26 @@ impl Shared {
 
     /// Takes copies in until the connection ends.
     fn follow(&self, link: &HolderLink) {
+        let mut sent = BTreeSet::new();
         while let Ok(custody) = link.next() {
             let mut held = self.lock();
             match custody {
-                Custody::Keep(kept, fd) => drop(held.copies.insert(kept, fd)),
-                Custody::Drop(kept) => drop(held.copies.remove(&kept)),
-                Custody::UpToDate => held.up_to_date = true,
+                Custody::Keep(kept, fd) => {
+                    if !held.up_to_date {
+                        sent.insert(kept);
+                    }
+                    held.copies.insert(kept, fd);
+                }
+                Custody::Drop(kept) => {
+                    sent.remove(&kept);
+                    held.copies.remove(&kept);
+                }
+                Custody::UpToDate => {
+                    // What a successor did not want back is of no use.
+                    held.copies.retain(|kept, _| sent.contains(kept));
+                    sent = BTreeSet::new();
+                    held.up_to_date = true;
+                }
             }
             drop(held);
             self.changed.notify_all();
@@ -277,6 +333,15 @@ impl Shared {
                 controller.status()?.group.ok_or(KeeperError::Protocol)?
             }
         };
+        let (gate, wanted) = (controller.status()?.gate, self.config.limits.gate);
+        if gate != wanted {
+            return Err(KeeperError::Refused {
+                errno: libc::EBUSY,
+                what: format!(
+                    "serve by {wanted:?}: it serves by {gate:?}; stop the sandboxes and the keeper first"
+                ),
+            });
+        }
         let link = HolderLink::connect(&self.config.socket)?;
         let closer = link.closer().map_err(KeeperError::Unreachable)?;
         let mut held = self.lock();
@@ -292,7 +357,8 @@ impl Shared {
     /// Hands the copies to a keeper without a group, or has it make a new one.
     fn give_back(&self, controller: &Controller) -> Result<(), KeeperError> {
         let held = self.lock();
-        if !held.copies.contains_key(&Kept::Group) || !held.copies.contains_key(&Kept::Journal) {
+        // The journal comes after what belongs to it.
+        if !held.copies.contains_key(&Kept::Journal) {
             return controller.start(self.config.limits);
         }
         for (kept, fd) in &held.copies {

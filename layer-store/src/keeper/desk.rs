@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::blobs::Blobs;
+use super::gate::Served;
 use super::journal::{Journal, Unanswered};
-use super::protocol::{GroupId, Kept, Limits, Status};
+use super::protocol::{Gate, GroupId, Kept, Limits, Status};
 use super::table::{EventId, Instant, Question, Table};
 use crate::LayerDigest;
+use crate::fuse::{Connection, Service, Step};
 use crate::sys::fanotify::{EVENT_BYTES, Event, Group, Verdict};
 
 /// Most events taken by one read.
@@ -21,22 +23,28 @@ const OTHER_DESCRIPTORS: u64 = 4096;
 
 /// How the kernel takes the answer to an open question.
 #[derive(Debug)]
-struct Waiting {
-    number: RawFd,
-    /// Reserves the number. Absent for what the keeper before this one read.
-    reserved: Option<OwnedFd>,
+enum Waiting {
+    /// An event of fanotify.
+    Event {
+        number: RawFd,
+        /// Reserves the number. Absent for what the keeper before this one read.
+        reserved: Option<OwnedFd>,
+    },
+    /// A request of FUSE.
+    Read { unique: u64 },
 }
 
 /// A served group.
 #[derive(Debug)]
 pub(super) struct Desk {
-    group: Group,
+    served: Served,
     journal: Journal,
     questions: Table<Waiting>,
     /// Questions of the keeper before this one that are still open. Nothing is read before they
     /// are answered: a new event may come up with the number of an old one.
     inherited: usize,
-    blobs: Blobs,
+    /// Layers whose blobs were let go of without a request.
+    gone: Vec<LayerDigest>,
     mounts: HashMap<LayerDigest, OwnedFd>,
     deadline: Duration,
     counts: Status,
@@ -46,6 +54,7 @@ pub(super) struct Desk {
 #[derive(Debug, Default)]
 pub(super) struct Inheritance {
     group: Option<OwnedFd>,
+    tree: Option<OwnedFd>,
     journal: Option<OwnedFd>,
     blobs: Vec<(LayerDigest, OwnedFd)>,
     mounts: HashMap<LayerDigest, OwnedFd>,
@@ -56,6 +65,7 @@ impl Inheritance {
     pub(super) fn add(&mut self, kept: Kept, fd: OwnedFd) {
         match kept {
             Kept::Group => self.group = Some(fd),
+            Kept::Tree => self.tree = Some(fd),
             Kept::Journal => self.journal = Some(fd),
             Kept::Blob(layer) => self.blobs.push((layer, fd)),
             Kept::Mount(layer) => drop(self.mounts.insert(layer, fd)),
@@ -69,46 +79,68 @@ impl Desk {
     /// # Errors
     /// What failed, with the system's error.
     pub(super) fn start(limits: Limits) -> Result<Self, (&'static str, io::Error)> {
-        let group = Group::new().map_err(|error| ("make a fanotify group", error))?;
+        let served = Served::start(limits.gate)?;
         let numbers = descriptor_limit();
         let id = GroupId(random().map_err(|error| ("name the group", error))?);
         let journal = Journal::new(id, slots(limits, numbers), numbers)
             .map_err(|error| ("make the journal", error))?;
-        Self::new(group, journal, limits)
+        Self::new(served, journal, limits)
     }
 
-    /// Serves the group of the keeper before this one.
+    /// Serves the group of the keeper before this one. A FUSE connection that is dead is replaced
+    /// by a new one, under another name: its readers got errors and have to be started anew.
     ///
     /// # Errors
     /// What failed, with the system's error.
     pub(super) fn resume(
         inheritance: Inheritance,
+        root: BorrowedFd<'_>,
         limits: Limits,
         now: Instant,
     ) -> Result<Self, (&'static str, io::Error)> {
         let missing = |what| (what, io::Error::from(io::ErrorKind::NotFound));
-        let group = inheritance
-            .group
-            .ok_or_else(|| missing("find the kept group"))?;
+        let group = inheritance.group;
+        let group = || group.ok_or_else(|| missing("find the kept group"));
+        let served = match limits.gate {
+            Gate::Closed => Served::Closed,
+            Gate::Fanotify => Served::Fanotify {
+                group: Group::kept(group()?),
+                blobs: Blobs::default(),
+            },
+            Gate::Fuse => {
+                let connection = Connection::kept(group()?);
+                let tree = inheritance.tree;
+                let tree = tree.ok_or_else(|| missing("find the kept folder"))?;
+                if connection.is_dead() {
+                    return Self::start(limits);
+                }
+                Served::Fuse(Box::new(Service::kept(connection, tree)))
+            }
+        };
         let journal = inheritance
             .journal
             .ok_or_else(|| missing("find the kept journal"))?;
         let (journal, unanswered) =
             Journal::open(journal).map_err(|error| ("read the kept journal", error))?;
-        let mut desk = Self::new(Group::kept(group), journal, limits)?;
+        let mut desk = Self::new(served, journal, limits)?;
         desk.mounts = inheritance.mounts;
         for (layer, blob) in inheritance.blobs {
-            desk.blobs
-                .insert(layer, blob)
-                .map_err(|error| ("look at a kept blob", error))?;
+            let mounted = desk.mounts.contains_key(&layer);
+            if !desk.served.restore(root, layer, blob, mounted)? {
+                desk.gone.push(layer);
+            }
         }
-        desk.inherit(&unanswered, now)
-            .map_err(|error| ("take over open questions", error))?;
+        let taken_over = match &desk.served {
+            Served::Closed => Ok(()),
+            Served::Fanotify { .. } => desk.inherit(&unanswered, now),
+            Served::Fuse(service) => service.resend(),
+        };
+        taken_over.map_err(|error| ("take over open questions", error))?;
         Ok(desk)
     }
 
     fn new(
-        group: Group,
+        served: Served,
         journal: Journal,
         limits: Limits,
     ) -> Result<Self, (&'static str, io::Error)> {
@@ -116,14 +148,15 @@ impl Desk {
         Ok(Self {
             questions: Table::new(journal.capacity(), u32::from_ne_bytes(generation)),
             inherited: 0,
-            blobs: Blobs::default(),
+            gone: Vec::new(),
             mounts: HashMap::new(),
             deadline: Duration::from_millis(limits.deadline_ms.into()),
             counts: Status {
                 group: Some(journal.group()),
+                gate: served.gate(),
                 ..Status::default()
             },
-            group,
+            served,
             journal,
         })
     }
@@ -136,7 +169,7 @@ impl Desk {
                 deadline: self.due(now),
                 ..entry.question
             };
-            let waiting = Waiting {
+            let waiting = Waiting::Event {
                 number: entry.number,
                 reserved: None,
             };
@@ -152,8 +185,10 @@ impl Desk {
 
     /// Answers with an error whatever the keeper before this one read and did not record.
     fn sweep(&self) -> io::Result<()> {
-        for number in 0..self.journal.numbers() {
-            self.group.answer(number, Verdict::InputOutputError)?;
+        if let Served::Fanotify { group, .. } = &self.served {
+            for number in 0..self.journal.numbers() {
+                group.answer(number, Verdict::InputOutputError)?;
+            }
         }
         Ok(())
     }
@@ -164,24 +199,72 @@ impl Desk {
         self.inherited == 0 && self.questions.room() > 0
     }
 
-    /// Reads events that are there, as far as there is room for them.
+    /// Reads questions that are there, as far as there is room for them.
     ///
     /// # Errors
-    /// The group cannot be read, or an event cannot be recorded or answered.
+    /// The group cannot be read, or a question cannot be recorded or answered.
     pub(super) fn read(&mut self, now: Instant) -> io::Result<()> {
         let mut buffer = [0_u8; EVENT_BYTES * BATCH];
         let room = self.questions.room().min(BATCH) * EVENT_BYTES;
         if !self.may_read() {
             return Ok(());
         }
-        let events = self
-            .group
-            .read(buffer.get_mut(..room).unwrap_or_default())?;
-        // The iterator borrows only the buffer.
-        for event in events {
-            self.take(event, now)?;
+        match &self.served {
+            Served::Closed => {}
+            Served::Fanotify { group, .. } => {
+                let events = group.read(buffer.get_mut(..room).unwrap_or_default())?;
+                // The iterator borrows only the buffer.
+                for event in events {
+                    self.take(event, now)?;
+                }
+            }
+            Served::Fuse(_) => {
+                for _ in 0..BATCH {
+                    if !self.may_read() || !self.step(now)? {
+                        break;
+                    }
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Takes one request of FUSE. Whether there was one.
+    fn step(&mut self, now: Instant) -> io::Result<bool> {
+        let deadline = self.due(now);
+        let Served::Fuse(service) = &mut self.served else {
+            return Ok(false);
+        };
+        match service.step()? {
+            Step::Idle => return Ok(false),
+            Step::Done => {}
+            Step::Unknown => self.counts.unknown += 1,
+            Step::Gone(layer) => self.gone.push(layer),
+            Step::Question(read) => {
+                self.counts.asked += 1;
+                let question = Question {
+                    layer: read.layer,
+                    range: read.range,
+                    deadline,
+                };
+                let unique = read.unique;
+                // No more is read than there is room for.
+                if self
+                    .questions
+                    .insert(question, Waiting::Read { unique })
+                    .is_err()
+                {
+                    let error = Verdict::InputOutputError;
+                    service.answer(unique, read.layer, read.range, error)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// A layer whose blob is held no longer, though nobody asked for that.
+    pub(super) fn next_gone(&mut self) -> Option<LayerDigest> {
+        self.gone.pop()
     }
 
     fn take(&mut self, event: Event, now: Instant) -> io::Result<()> {
@@ -189,10 +272,13 @@ impl Desk {
         let Some(fd) = event.fd else { return Ok(()) };
         let number = fd.as_raw_fd();
         self.counts.asked += 1;
-        let layer = self.blobs.of_file(fd.as_fd()).unwrap_or(None);
+        let Served::Fanotify { group, blobs } = &self.served else {
+            return Ok(());
+        };
+        let layer = blobs.of_file(fd.as_fd()).unwrap_or(None);
         let (Some(layer), Some(range)) = (layer, event.range) else {
             self.counts.unknown += 1;
-            self.group.answer(number, Verdict::InputOutputError)?;
+            group.answer(number, Verdict::InputOutputError)?;
             return Ok(());
         };
         let question = Question {
@@ -200,7 +286,7 @@ impl Desk {
             range,
             deadline: self.due(now),
         };
-        let waiting = Waiting {
+        let waiting = Waiting::Event {
             number,
             reserved: Some(fd),
         };
@@ -210,9 +296,8 @@ impl Desk {
                 self.journal.record(slot, number, &question)
             }
             // Not reached: no more is read than there is room for.
-            Err(waiting) => {
-                self.group
-                    .answer(waiting.number, Verdict::InputOutputError)?;
+            Err(_) => {
+                group.answer(number, Verdict::InputOutputError)?;
                 Ok(())
             }
         }
@@ -246,16 +331,25 @@ impl Desk {
     /// The order matters: a record that outlives its answer is answered twice, which the kernel
     /// does not mind; an answer that outlives its record would be lost.
     fn finish(&mut self, event: EventId, verdict: Verdict) -> io::Result<bool> {
-        let Some((_, waiting)) = self.questions.remove(event) else {
+        let Some((question, waiting)) = self.questions.remove(event) else {
             return Ok(false);
         };
-        self.group.answer(waiting.number, verdict)?;
-        self.journal.clear(Table::<Waiting>::slot(event))?;
-        if waiting.reserved.is_none() {
-            self.inherited -= 1;
-            if self.inherited == 0 {
-                self.sweep()?;
+        match (&mut self.served, waiting) {
+            (Served::Fanotify { group, .. }, Waiting::Event { number, reserved }) => {
+                group.answer(number, verdict)?;
+                self.journal.clear(Table::<Waiting>::slot(event))?;
+                if reserved.is_none() {
+                    self.inherited -= 1;
+                    if self.inherited == 0 {
+                        self.sweep()?;
+                    }
+                }
             }
+            (Served::Fuse(service), Waiting::Read { unique }) => {
+                service.answer(unique, question.layer, question.range, verdict)?;
+            }
+            // Each gate has questions of its own kind only.
+            _ => {}
         }
         Ok(true)
     }
@@ -284,7 +378,7 @@ impl Desk {
         self.questions.deliver_again();
     }
 
-    /// Marks a layer's blob.
+    /// Begins to ask about a layer's blob.
     ///
     /// # Errors
     /// What failed, with the system's error.
@@ -293,37 +387,48 @@ impl Desk {
         root: BorrowedFd<'_>,
         layer: LayerDigest,
     ) -> Result<(), (&'static str, io::Error)> {
-        self.blobs.watch(&self.group, root, layer)
+        self.served.watch(root, layer)
     }
 
-    /// Removes the mark of a layer's blob. Open questions about it stay open.
+    /// Whether questions about a layer are asked.
+    #[must_use]
+    pub(super) fn is_watched(&self, layer: LayerDigest) -> bool {
+        self.served.is_watched(layer)
+    }
+
+    /// Asks no more about a layer's blob. Open questions about it stay open. Whether it is let go;
+    /// otherwise [`Self::next_gone`] says so later.
     ///
     /// # Errors
     /// What failed, with the system's error.
-    pub(super) fn unwatch(&mut self, layer: LayerDigest) -> Result<(), (&'static str, io::Error)> {
-        self.blobs
-            .unwatch(&self.group, layer)
-            .map_err(|error| ("remove the mark of the blob", error))
+    pub(super) fn unwatch(
+        &mut self,
+        root: BorrowedFd<'_>,
+        layer: LayerDigest,
+    ) -> Result<bool, (&'static str, io::Error)> {
+        self.served.unwatch(root, layer)
     }
 
     /// The descriptor of something kept.
     #[must_use]
     pub(super) fn kept(&self, kept: Kept) -> Option<BorrowedFd<'_>> {
         match kept {
-            Kept::Group => Some(self.group.as_fd()),
+            Kept::Group => self.served.group(),
+            Kept::Tree => self.served.tree(),
             Kept::Journal => Some(self.journal.as_fd()),
-            Kept::Blob(layer) => self.blobs.get(layer),
+            Kept::Blob(layer) => self.served.blob(layer),
             Kept::Mount(layer) => self.mounts.get(&layer).map(AsFd::as_fd),
         }
     }
 
-    /// Everything that is kept.
+    /// Everything that is kept. Whoever has the journal has what it needs to go with it.
     #[must_use]
     pub(super) fn all_kept(&self) -> Vec<Kept> {
-        let blobs = self.blobs.layers().map(Kept::Blob);
+        let blobs = self.served.layers().into_iter().map(Kept::Blob);
         let mounts = self.mounts.keys().copied().map(Kept::Mount);
-        [Kept::Group, Kept::Journal]
+        [Kept::Group, Kept::Tree, Kept::Journal]
             .into_iter()
+            .filter(|kept| self.kept(*kept).is_some())
             .chain(blobs)
             .chain(mounts)
             .collect()
@@ -344,7 +449,7 @@ impl Desk {
     pub(super) fn status(&self) -> Status {
         Status {
             open: self.questions.len() as u64,
-            watched: self.blobs.layers().len() as u64,
+            watched: self.served.watched() as u64,
             mounts: self.mounts.len() as u64,
             ..self.counts
         }
@@ -389,6 +494,7 @@ mod tests {
     const LIMITS: Limits = Limits {
         deadline_ms: 60_000,
         slots: 4,
+        gate: Gate::Fanotify,
     };
 
     fn copy(desk: &Desk, kept: Kept) -> OwnedFd {
@@ -417,13 +523,17 @@ mod tests {
             let file = File::open(blob).unwrap();
             file.read_at(&mut [0; 16], 0)
         });
-        let mut wanted = [rustix::event::PollFd::new(
-            &desk.group,
+        let group = desk.kept(Kept::Group).unwrap();
+        let mut wanted = [rustix::event::PollFd::from_borrowed_fd(
+            group,
             rustix::event::PollFlags::IN,
         )];
         rustix::event::poll(&mut wanted, None).unwrap();
         let mut buffer = [0; EVENT_BYTES];
-        for event in desk.group.read(&mut buffer).unwrap() {
+        let Served::Fanotify { group, .. } = &desk.served else {
+            panic!("another gate");
+        };
+        for event in group.read(&mut buffer).unwrap() {
             // The number stays taken, as it would in the table of a process that was killed.
             let _ = event.fd.unwrap().into_raw_fd();
         }
@@ -432,7 +542,7 @@ mod tests {
             inheritance.add(kept, copy(&desk, kept));
         }
         drop(desk);
-        let successor = Desk::resume(inheritance, LIMITS, Instant(0)).unwrap();
+        let successor = Desk::resume(inheritance, opened.as_fd(), LIMITS, Instant(0)).unwrap();
         let error = reader.join().unwrap().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
         assert!(successor.may_read());

@@ -16,6 +16,9 @@
 //! - Once the group is lost anyway, the custodian says so ([`KeeperEvent::GroupLost`]), and the
 //!   sandboxes over incomplete layers must be stopped, unmounted and mounted anew.
 //!
+//! Where the kernel has no pre-content events, blobs are read through files of a FUSE file system
+//! instead ([`Gate::Fuse`], see `fuse`): the questions are the same, and so is who answers them.
+//!
 //! [`desk`] takes and answers questions, [`table`] and [`journal`] are where they wait, [`server`]
 //! is the loop around them; [`client`] and [`custodian`] are the other end.
 
@@ -23,6 +26,7 @@ mod blobs;
 mod client;
 mod custodian;
 mod desk;
+mod gate;
 mod journal;
 mod protocol;
 mod server;
@@ -31,8 +35,8 @@ mod table;
 
 pub use self::{
     client::{Asked, Controller, FillerLink, KeeperError},
-    custodian::{Custodian, KeeperConfig, KeeperEvent},
-    protocol::{GroupId, Limits, Status},
+    custodian::{Custodian, Device, KeeperConfig, KeeperEvent},
+    protocol::{Gate, GroupId, Limits, Status},
     server::{Failure, Server},
     table::EventId,
 };

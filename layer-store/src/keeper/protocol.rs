@@ -13,7 +13,35 @@ pub(super) const MAX_MESSAGE: usize = 320;
 /// Longest text of an error in bytes.
 const MAX_TEXT: usize = 256;
 
-/// Names one fanotify group for as long as it exists. A mount made under another group must not be
+/// How the kernel asks for bytes that a blob lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gate {
+    /// It does not: only complete layers are mounted, and the keeper keeps their mounts.
+    #[default]
+    Closed,
+    /// By pre-content events of the marked blobs.
+    Fanotify,
+    /// By reads of files of a FUSE file system, which stand for the blobs.
+    Fuse,
+}
+
+impl Gate {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Closed => 0,
+            Self::Fanotify => 1,
+            Self::Fuse => 2,
+        }
+    }
+
+    fn of(code: u8) -> Option<Self> {
+        [Self::Closed, Self::Fanotify, Self::Fuse]
+            .into_iter()
+            .find(|gate| gate.code() == code)
+    }
+}
+
+/// Names one fanotify group or FUSE connection for as long as it exists. A mount made under another group must not be
 /// used any more: its readers may have been shown zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId(pub [u8; 16]);
@@ -21,8 +49,10 @@ pub struct GroupId(pub [u8; 16]);
 /// What survives the keeper, because another process holds a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kept {
-    /// The fanotify group.
+    /// The fanotify group, or the connection of the FUSE file system.
     Group,
+    /// The folder of the FUSE file system.
+    Tree,
     /// The journal of unanswered questions.
     Journal,
     /// A marked blob, opened before it was marked.
@@ -54,6 +84,8 @@ pub(super) enum Request {
     KeepMount(LayerDigest),
     /// Send me this layer's mount.
     Mount(LayerDigest),
+    /// Send me the folder of the FUSE file system.
+    Tree,
     /// Let go of this layer's mount.
     DropMount(LayerDigest),
     /// Answer of the filler.
@@ -69,6 +101,8 @@ pub struct Limits {
     pub deadline_ms: u32,
     /// How many questions are taken from the kernel at once.
     pub slots: u32,
+    /// How the kernel asks.
+    pub gate: Gate,
 }
 
 /// Counters and state of a keeper.
@@ -76,6 +110,8 @@ pub struct Limits {
 pub struct Status {
     /// The group, if there is one.
     pub group: Option<GroupId>,
+    /// How the kernel asks.
+    pub gate: Gate,
     /// Questions without an answer.
     pub open: u64,
     /// Marked blobs.
@@ -154,11 +190,14 @@ impl Writer {
             Kept::Journal => self.bytes(&[1]),
             Kept::Blob(layer) => self.bytes(&[2]).layer(layer),
             Kept::Mount(layer) => self.bytes(&[3]).layer(layer),
+            Kept::Tree => self.bytes(&[4]),
         }
     }
 
     fn limits(self, limits: Limits) -> Self {
-        self.u32(limits.deadline_ms).u32(limits.slots)
+        self.u32(limits.deadline_ms)
+            .u32(limits.slots)
+            .bytes(&[limits.gate.code()])
     }
 }
 
@@ -194,6 +233,7 @@ impl Reader<'_> {
             1 => Kept::Journal,
             2 => Kept::Blob(self.layer()?),
             3 => Kept::Mount(self.layer()?),
+            4 => Kept::Tree,
             _ => return None,
         })
     }
@@ -202,6 +242,7 @@ impl Reader<'_> {
         Some(Limits {
             deadline_ms: self.u32()?,
             slots: self.u32()?,
+            gate: Gate::of(self.u8()?)?,
         })
     }
 
@@ -233,6 +274,7 @@ impl Request {
                 Verdict::NoSpace => 2,
             }]),
             Self::Status => kind(13),
+            Self::Tree => kind(14),
         }
         .0
     }
@@ -264,6 +306,7 @@ impl Request {
                 Self::Answer(event, verdict)
             }
             13 => Self::Status,
+            14 => Self::Tree,
             _ => return None,
         };
         reader.end(request)
@@ -297,6 +340,7 @@ impl Notice {
             Self::UpToDate => kind(7),
             Self::Status(status) => kind(8)
                 .bytes(&[u8::from(status.group.is_some()), u8::from(status.filler)])
+                .bytes(&[status.gate.code()])
                 .bytes(&status.group.map_or([0; 16], |group| group.0))
                 .u64(status.open)
                 .u64(status.watched)
@@ -331,10 +375,11 @@ impl Notice {
             6 => Self::Drop(reader.kept()?),
             7 => Self::UpToDate,
             8 => {
-                let [has_group, filler] = reader.array()?;
+                let [has_group, filler, gate] = reader.array()?;
                 let group = GroupId(reader.array()?);
                 Self::Status(Status {
                     group: (has_group != 0).then_some(group),
+                    gate: Gate::of(gate)?,
                     filler: filler != 0,
                     open: reader.u64()?,
                     watched: reader.u64()?,
@@ -362,6 +407,7 @@ mod tests {
         let limits = Limits {
             deadline_ms: 30_000,
             slots: 7,
+            gate: Gate::Fuse,
         };
         vec![
             Request::Start(limits),
@@ -377,6 +423,8 @@ mod tests {
             Request::Blob(layer),
             Request::KeepMount(layer),
             Request::Mount(layer),
+            Request::Tree,
+            Request::Restore(Kept::Tree),
             Request::DropMount(layer),
             Request::Answer(EventId(9), Verdict::Allow),
             Request::Answer(EventId(u64::MAX), Verdict::InputOutputError),
@@ -407,6 +455,7 @@ mod tests {
             Notice::Status(Status::default()),
             Notice::Status(Status {
                 group: Some(GroupId([2; 16])),
+                gate: Gate::Fanotify,
                 open: 1,
                 watched: 2,
                 mounts: 3,

@@ -115,6 +115,7 @@ impl Server {
                 desk.expire(now())
                     .map_err(|error| ("end a question", error))?;
             }
+            self.tell_gone();
             self.deliver();
             self.watch_group()
                 .map_err(|error| ("watch the group", error))?;
@@ -225,7 +226,7 @@ impl Server {
             }
             Request::Restored(limits) if self.desk.is_none() => {
                 let inheritance = std::mem::take(&mut self.inheritance);
-                self.desk = Some(Desk::resume(inheritance, limits, now())?);
+                self.desk = Some(Desk::resume(inheritance, self.root.as_fd(), limits, now())?);
             }
             Request::Start(_) | Request::Restore(_) | Request::Restored(_) => {
                 return Err(("begin: a group is served already", already()));
@@ -240,7 +241,7 @@ impl Server {
                 self.set_role(at, Role::Filler);
             }
             Request::Watch(layer) => {
-                let known = self.desk()?.kept(Kept::Blob(layer)).is_some();
+                let known = self.desk()?.is_watched(layer);
                 let Self { desk, root, .. } = self;
                 desk.as_mut()
                     .ok_or_else(no_group)?
@@ -251,11 +252,15 @@ impl Server {
                 return Ok(Notice::Descriptor);
             }
             Request::Unwatch(layer) => {
-                self.desk()?.unwatch(layer)?;
-                self.tell_holders(&Notice::Drop(Kept::Blob(layer)));
+                let Self { desk, root, .. } = self;
+                let desk = desk.as_mut().ok_or_else(no_group)?;
+                if desk.unwatch(root.as_fd(), layer)? {
+                    self.tell_holders(&Notice::Drop(Kept::Blob(layer)));
+                }
             }
             Request::Blob(layer) => return self.descriptor(Kept::Blob(layer)),
             Request::Mount(layer) => return self.descriptor(Kept::Mount(layer)),
+            Request::Tree => return self.descriptor(Kept::Tree),
             Request::KeepMount(layer) => {
                 let fd =
                     fd.ok_or_else(|| invalid("keep a mount that came without a descriptor"))?;
@@ -325,6 +330,13 @@ impl Server {
         }
     }
 
+    /// Tells of blobs that were let go of since.
+    fn tell_gone(&mut self) {
+        while let Some(layer) = self.desk.as_mut().and_then(Desk::next_gone) {
+            self.tell_holders(&Notice::Drop(Kept::Blob(layer)));
+        }
+    }
+
     fn tell_holders(&mut self, notice: &Notice) {
         for client in self.clients.iter_mut().flatten() {
             if let Role::Holder(outbox) = &mut client.role {
@@ -341,6 +353,7 @@ impl Server {
         let kept = match request {
             Request::Watch(layer) | Request::Blob(layer) => Some(Kept::Blob(layer)),
             Request::Mount(layer) => Some(Kept::Mount(layer)),
+            Request::Tree => Some(Kept::Tree),
             _ => None,
         };
         let fd = kept

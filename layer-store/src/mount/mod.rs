@@ -5,7 +5,7 @@
 //! to whoever starts the container.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
@@ -27,6 +27,10 @@ pub struct MountError {
     log: String,
 }
 
+/// How a layer is mounted.
+const LAYER: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_RDONLY.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+
 /// The parts of a sandbox's root file system.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlay<'a> {
@@ -44,12 +48,41 @@ pub struct Overlay<'a> {
 /// # Errors
 /// The kernel has no EROFS on files, or does not like the image.
 pub fn layer(meta: &Path, blob: &Path) -> Result<OwnedFd, MountError> {
+    erofs(meta, blob)?.mount(LAYER)
+}
+
+/// Mounts a layer over a file of our FUSE file system. Reads go past that file's page cache: EROFS
+/// has its own, and who waits for a read that is under way there can be killed.
+///
+/// # Errors
+/// Those of [`layer`].
+pub(crate) fn layer_over_fuse(meta: &Path, file: &Path) -> Result<OwnedFd, MountError> {
+    let fs = erofs(meta, file)?;
+    fs.flag("directio")?;
+    fs.mount(LAYER)
+}
+
+fn erofs(meta: &Path, blob: &Path) -> Result<Config, MountError> {
     let fs = Config::open("erofs")?;
     fs.string("source", meta)?;
     fs.string("device", blob)?;
     fs.flag("ro")?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
-    fs.mount(attributes)
+    Ok(fs)
+}
+
+/// Makes the FUSE file system of a connection that nobody serves yet.
+pub(crate) fn fuse(connection: BorrowedFd<'_>) -> Result<OwnedFd, MountError> {
+    let fs = Config::open("fuse")?;
+    fs.string("source", Path::new("sandman-layers"))?;
+    // As a number: only newer kernels take it as a descriptor.
+    let number = connection.as_raw_fd().to_string();
+    fs.string("fd", Path::new(&number))?;
+    fs.string("rootmode", Path::new("40000"))?;
+    fs.string("user_id", Path::new("0"))?;
+    fs.string("group_id", Path::new("0"))?;
+    // Readers have all kinds of users; the folder's descriptor is what lets them in.
+    fs.flag("allow_other")?;
+    fs.mount(LAYER | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC)
 }
 
 /// Assembles a writable root file system.

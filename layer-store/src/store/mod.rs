@@ -17,7 +17,7 @@ use crate::cache::{self, BootId, Cache, InUse, Limits as CacheLimits, Pruned};
 use crate::filler::{AddError, Filler, FillerConfig, FillerEvent, LayerSource};
 use crate::index::{IndexError, LayerIndex};
 use crate::keeper::{
-    Controller, Custodian, GroupId, KeeperConfig, KeeperError, KeeperEvent, Limits,
+    Controller, Custodian, Gate, GroupId, KeeperConfig, KeeperError, KeeperEvent, Limits,
 };
 use crate::mount::{self, MountError};
 use crate::origin::Origin;
@@ -35,6 +35,8 @@ pub struct StoreConfig {
     pub socket: PathBuf,
     /// The keeper's program; see [`KeeperConfig::program`].
     pub keeper: Option<PathBuf>,
+    /// How the kernel asks for bytes: that of the member in use, see `chain`.
+    pub gate: Gate,
     /// How long a reader waits for bytes before it gets an error.
     pub deadline: Duration,
     /// Readers' spans that are fetched at once.
@@ -125,6 +127,7 @@ impl Store {
             limits: Limits {
                 deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
                 slots: 8192,
+                gate: config.gate,
             },
         };
         let custodian = {
@@ -229,7 +232,11 @@ impl Store {
                 errno: libc::ENOENT,
                 ..
             }) => {
-                let fd = mount::layer(&folder.join(layout::META), &folder.join(layout::BLOB))?;
+                let (meta, blob) = (folder.join(layout::META), folder.join(layout::BLOB));
+                let fd = match sealed {
+                    true => mount::layer(&meta, &blob)?,
+                    false => self.custodian.device(layer, &blob)?.mount(&meta)?,
+                };
                 self.custodian.keep_mount(layer, fd.as_fd())?;
                 fd
             }
