@@ -22,7 +22,7 @@ use sandman_layer_store::filler::{Filler, FillerConfig, FillerEvent, LayerSource
 use sandman_layer_store::index::{Encoding, IndexWriter, LayerFacts, LayerIndex};
 use sandman_layer_store::keeper::{Custodian, KeeperConfig, KeeperEvent, Limits};
 use sandman_layer_store::origin::{Anonymous, Origin, Patience, Source};
-use sandman_layer_store::{DiffId, LayerDigest, SpanDigest, layout, mount};
+use sandman_layer_store::{DiffId, LayerDigest, SpanDigest, layout};
 use sha2::{Digest as _, Sha256};
 
 /// As the index cuts a plain archive.

@@ -49,19 +49,25 @@ pub(crate) enum ContainerdVersion {
 /// Who keeps the layers of images on the hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 pub(crate) enum Layers {
-    /// The layer store.
+    /// The layer store, in the best way that works here.
     Store,
+    /// The layer store over one FUSE file a layer.
+    Fuse,
+    /// The layer store, which converts layers whole before they are mounted.
+    Convert,
     /// containerd's snapshotter.
     #[default]
     Containerd,
 }
 
 impl Layers {
-    /// The name in runtime-shim's configuration.
-    pub(crate) fn name(self) -> &'static str {
+    /// What runtime-shim's configuration says of it, in `[layers]`.
+    pub(crate) fn keys(self) -> &'static str {
         match self {
-            Self::Store => "store",
-            Self::Containerd => "containerd",
+            Self::Store => "mode = \"store\"",
+            Self::Fuse => "mode = \"store\"\nmember = \"fuse\"",
+            Self::Convert => "mode = \"store\"\nmember = \"convert\"",
+            Self::Containerd => "mode = \"containerd\"",
         }
     }
 }

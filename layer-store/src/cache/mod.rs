@@ -300,8 +300,12 @@ impl Cache {
         Ok(Left::Index)
     }
 
-    /// Removes one layer, unless somebody uses it.
-    fn remove(
+    /// Removes one layer, unless somebody uses it. Whether it is gone. `release` as for
+    /// [`Self::prune`].
+    ///
+    /// # Errors
+    /// The folder.
+    pub fn remove(
         &self,
         layer: LayerDigest,
         release: &dyn Fn(LayerDigest) -> io::Result<()>,

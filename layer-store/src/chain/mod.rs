@@ -63,6 +63,13 @@ impl Member {
 #[error("layer mode {0:?} is none of fanotify, fuse, convert, containerd")]
 pub struct UnknownMember(String);
 
+impl<'de> serde::Deserialize<'de> for Member {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 impl std::str::FromStr for Member {
     type Err = UnknownMember;
 

@@ -27,6 +27,12 @@ struct File {
     state: State,
 }
 
+impl File {
+    fn is_read(&self) -> bool {
+        self.state != State::Refused
+    }
+}
+
 /// All files, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
@@ -64,7 +70,8 @@ impl Files {
         Ok(())
     }
 
-    /// The filler is not asked any more. Whether the file is gone; it stays while it is open.
+    /// The filler is not asked any more. Whether the blob may be let go: not when it is complete and
+    /// open. Called once more, nobody is said to read it, and it may go all the same.
     pub(crate) fn retire(&mut self, layer: LayerDigest, complete: bool) -> bool {
         let node = number(layer);
         let Some(file) = self.of(layer) else {
@@ -74,19 +81,20 @@ impl Files {
             self.by_node.remove(&node);
             return true;
         }
+        let stays = complete && file.state == State::Watched;
         if let Some(file) = self.by_node.get_mut(&node) {
-            file.state = match complete {
+            file.state = match stays {
                 true => State::Complete,
                 false => State::Refused,
             };
         }
-        false
+        !stays
     }
 
     /// The file of this name.
     pub(super) fn lookup(&self, name: &[u8]) -> Option<Node> {
         let layer = layout::layer_of(std::str::from_utf8(name).ok()?)?;
-        let file = self.of(layer).filter(|file| file.state != State::Refused)?;
+        let file = self.of(layer).filter(|file| file.is_read())?;
         Some(Node {
             number: number(layer),
             size: file.size,
@@ -108,13 +116,15 @@ impl Files {
         file.map(|file| file.opens += 1).is_some()
     }
 
-    /// Counts a closing. The layer, if that was the last reason for its file to be there.
+    /// Counts a closing. The layer, if that was the last reason to keep its blob.
     pub(super) fn release(&mut self, number: u64) -> Option<LayerDigest> {
         let file = self.by_node.get_mut(&number)?;
         file.opens = file.opens.saturating_sub(1);
-        let gone = (file.opens == 0 && file.state != State::Watched).then_some(file.layer)?;
-        self.by_node.remove(&number);
-        Some(gone)
+        if file.opens > 0 || file.state == State::Watched {
+            return None;
+        }
+        let file = self.by_node.remove(&number)?;
+        file.is_read().then_some(file.layer)
     }
 
     /// Who is read, and how a read ends.
@@ -125,7 +135,7 @@ impl Files {
 
     /// A layer's blob and its size.
     pub(super) fn blob(&self, layer: LayerDigest) -> Option<(BorrowedFd<'_>, u64)> {
-        let file = self.of(layer)?;
+        let file = self.of(layer).filter(|file| file.is_read())?;
         Some((file.blob.as_fd(), file.size))
     }
 
@@ -140,9 +150,10 @@ impl Files {
             .is_some_and(|file| file.state == State::Watched)
     }
 
-    /// All layers that have a file.
-    pub(crate) fn layers(&self) -> impl ExactSizeIterator<Item = LayerDigest> + '_ {
-        self.by_node.values().map(|file| file.layer)
+    /// All layers whose blobs are needed.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = LayerDigest> + '_ {
+        let files = self.by_node.values().filter(|file| file.is_read());
+        files.map(|file| file.layer)
     }
 
     fn of(&self, layer: LayerDigest) -> Option<&File> {
@@ -226,12 +237,15 @@ mod tests {
     fn a_blob_with_holes_that_nobody_fills_is_not_read() {
         let mut files = one();
         files.open(NODE);
-        assert!(!files.retire(LAYER, false));
+        assert!(files.retire(LAYER, false), "the blob is let go");
         assert_eq!(files.reading(NODE), Some((LAYER, State::Refused)));
+        assert!(files.get(LAYER).is_none() && files.layers().next().is_none());
         assert_eq!(files.lookup(layout::folder_name(LAYER).as_bytes()), None);
         // Watched anew while the old mount lingers.
         files.insert(LAYER, blob(), 4096, 0).unwrap();
         assert!(files.is_watched(LAYER));
-        assert!(!files.retire(LAYER, false), "the old mount has it open");
+        assert!(!files.retire(LAYER, true), "the old mount has it open");
+        assert!(files.retire(LAYER, true), "and is said to be unused");
+        assert_eq!(files.release(NODE), None, "of which nobody needs to hear");
     }
 }

@@ -289,6 +289,14 @@ impl Store {
         self.cache.prune_data(limits, &|layer| self.release(layer))
     }
 
+    /// Removes a layer that nobody uses, so that it is converted anew. Whether it is gone.
+    ///
+    /// # Errors
+    /// The folder or the keeper.
+    pub fn forget(&self, layer: LayerDigest) -> io::Result<bool> {
+        self.cache.remove(layer, &|layer| self.release(layer))
+    }
+
     /// Nobody watches, fills or keeps a layer any more.
     fn release(&self, layer: LayerDigest) -> io::Result<()> {
         self.filler.remove(layer);

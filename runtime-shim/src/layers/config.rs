@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandman_layer_store::cache::Limits;
+use sandman_layer_store::chain::Member;
 use serde::Deserialize;
 
 /// Name of the program that converts layers, beside this one.
@@ -36,6 +37,9 @@ pub struct LayersConfig {
     pub keeper_socket: Option<PathBuf>,
     /// The program `sandman-layer-filler`; the one beside this program if absent.
     pub filler: Option<PathBuf>,
+    /// How bytes get to readers: `fanotify`, `fuse` or `convert`; the first of these that works here
+    /// if absent. One that is named and does not work keeps the service from starting.
+    pub member: Option<Member>,
     /// Seconds that a reader waits for bytes of a registry before it gets an error.
     pub read_deadline_seconds: u32,
     /// Bytes on disk above which layers go, the least recently used first; half of the file
@@ -50,6 +54,7 @@ impl Default for LayersConfig {
             folder: None,
             keeper_socket: None,
             filler: None,
+            member: None,
             read_deadline_seconds: 30,
             max_bytes: None,
         }
@@ -70,6 +75,9 @@ impl LayersConfig {
             {
                 return Err(format!("{key}: {} is not an absolute path", path.display()));
             }
+        }
+        if self.member == Some(Member::Containerd) {
+            return Err("member: for containerd's snapshots set mode = \"containerd\"".to_owned());
         }
         if !(1..=600).contains(&self.read_deadline_seconds) {
             return Err("read_deadline_seconds: must be between 1 and 600".to_owned());
@@ -143,9 +151,12 @@ mod tests {
             config.check()
         };
         assert_eq!(parse("mode = \"store\""), Ok(()));
+        assert_eq!(parse("mode = \"store\"\nmember = \"fuse\""), Ok(()));
         for (text, word) in [
             ("mode = \"lazy\"", "containerd"),
             ("folder = \"x\"", "folder"),
+            ("member = \"zfs\"", "fanotify, fuse, convert"),
+            ("member = \"containerd\"", "mode"),
             ("read_deadline_seconds = 0", "read_deadline_seconds"),
             ("max_bytes = 1", "max_bytes"),
             ("maxbytes = 1", "maxbytes"),

@@ -8,7 +8,6 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use sandman_layer_store::chain::Member;
 use sandman_layer_store::origin::{Counters, Fault};
 
 use super::Layers;
@@ -88,7 +87,7 @@ impl Collector for LayerMetrics {
             None,
             MetricType::Gauge,
         )?;
-        let labels = [("member", Member::Fanotify.name())];
+        let labels = [("member", self.layers.member().name())];
         ConstGauge::new(1_i64).encode(member.encode_family(&labels)?)?;
         self.encode_cache(&mut encoder)
     }

@@ -52,6 +52,12 @@ pub enum LayersError {
     /// The kernel or the file system lacks something.
     #[error("{0}; `layers.mode = \"containerd\"` does without")]
     Unfit(#[from] ProbeError),
+    /// No way to the bytes of layers works.
+    #[error(
+        "this host's kernel cannot mount layers of the store (the log says why); \
+         `layers.mode = \"containerd\"` does without"
+    )]
+    NoMember,
     /// The keeper or the folder.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -77,6 +83,7 @@ struct Facts {
 #[derive(Debug)]
 pub struct Layers {
     store: Store,
+    member: Member,
     root: PathBuf,
     state: PathBuf,
     filler: PathBuf,
@@ -113,7 +120,7 @@ impl Layers {
             move |source| LayersError::Io { what, source }
         };
         remove_drafts(&root).map_err(io("cannot clean up the layer store"))?;
-        chain::probe(Member::Fanotify, &root)?;
+        let member = choose(config, &root)?;
         let filler = config
             .filler()
             .and_then(|path| std::fs::metadata(&path).map(|_| path))
@@ -128,6 +135,7 @@ impl Layers {
             root: root.clone(),
             socket: config.keeper_socket(state_dir),
             keeper: None,
+            gate: member.gate(),
             deadline: config.read_deadline(),
             workers: WORKERS,
             background_workers: BACKGROUND_WORKERS,
@@ -136,6 +144,7 @@ impl Layers {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let layers = Self {
             store,
+            member,
             root,
             state,
             filler,
@@ -155,6 +164,12 @@ impl Layers {
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// How readers get at the bytes of layers.
+    #[must_use]
+    pub fn member(&self) -> Member {
+        self.member
     }
 
     /// Writes down under which group layers are mounted from now on. To be called before anything
@@ -188,6 +203,14 @@ impl Layers {
         // Nobody removes it from here on.
         if !self.store.cache().has(layer) {
             return Ok(None);
+        }
+        if !self.member.is_lazy() && !self.is_sealed(layer) {
+            // Another member began it, or its data was evicted: nobody here would fill it.
+            drop(in_use);
+            return match self.store.forget(layer).map_err(|error| host(&error))? {
+                true => Ok(None),
+                false => Err(host(&format!("layer {layer} is incomplete and in use"))),
+            };
         }
         let known = lock(&self.known).get(&layer).copied();
         let facts = match known {
@@ -341,6 +364,19 @@ fn open_store(
             other => return other,
         }
     }
+}
+
+/// The best member of the chain that works here. Containerd's is none of the store's.
+fn choose(config: &LayersConfig, root: &Path) -> Result<Member, LayersError> {
+    let choice = chain::choose(root, config.member)?;
+    for (member, why) in &choice.passed_over {
+        tracing::warn!(member = member.name(), %why, "layers: this way to their bytes does not work here");
+    }
+    if choice.member == Member::Containerd {
+        return Err(LayersError::NoMember);
+    }
+    tracing::info!(member = choice.member.name(), "layers: chosen");
+    Ok(choice.member)
 }
 
 fn make_private(folder: &Path) -> io::Result<()> {

@@ -170,7 +170,7 @@ metrics_listen = "127.0.0.1:{METRICS_PORT}"
 default_runtime = {runtime}
 
 [layers]
-mode = {mode}
+{keys}
 folder = {layers}
 keeper_socket = {keeper}
 
@@ -198,7 +198,7 @@ plain_http = true
 [registries."{private}"]
 plain_http = true
 "#,
-            mode = toml_string(self.settings.layers.name()),
+            keys = self.settings.layers.keys(),
             layers = toml_path(&self.layers_dir(host)),
             keeper = toml_path(&self.keeper_socket(host)),
             host_name = toml_string(host),

@@ -141,7 +141,7 @@ impl Plan<'_> {
         all.extend(self.registries());
         for host in Member::hosts(self.settings.hosts) {
             all.push(self.containerd(host));
-            if self.settings.layers == Layers::Store {
+            if self.settings.layers != Layers::Containerd {
                 all.push(self.layer_keeper(host)?);
             }
             all.push(self.runtime_shim(host)?);
