@@ -18,6 +18,7 @@ pub mod keeper;
 pub mod layout;
 pub mod mount;
 pub mod origin;
+pub mod peers;
 pub mod store;
 mod sys;
 pub mod tar;

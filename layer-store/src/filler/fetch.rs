@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 
 use super::plan::{Job, Urgency};
-use super::{FillerEvent, Inner, Layer};
+use super::{FillerEvent, Inner, Layer, State};
 use crate::digest::DiffId;
 use crate::keeper::{Controller, Verdict};
 use crate::origin::{Fetched, Source, WholeBlob};
@@ -18,6 +18,8 @@ use crate::{cache, layout};
 
 /// Between two rounds over sources that all failed.
 const SHORTEST_ROUND: Duration = Duration::from_millis(20);
+/// Jobs that wait for peers at once.
+const MAX_WAITING: usize = 256;
 const VERIFY_BYTES: usize = 1 << 20;
 
 /// Why a span is not there.
@@ -51,7 +53,7 @@ fn next(inner: &Inner) -> Option<Job<crate::LayerDigest>> {
     let mut state = inner.lock();
     // Background work has workers of its own, so that it never takes one from a reader. It waits
     // while all others are busy: then the network is.
-    if state.running >= inner.config.workers.max(1) {
+    if state.running >= inner.config.workers.max(1) || state.waiting >= MAX_WAITING {
         return None;
     }
     let least = match state.running_background < inner.config.background_workers {
@@ -59,11 +61,18 @@ fn next(inner: &Inner) -> Option<Job<crate::LayerDigest>> {
         false => Urgency::Trace,
     };
     let job = state.plan.next(least)?;
-    match job.urgency {
-        Urgency::Background => state.running_background += 1,
-        Urgency::Demand | Urgency::Trace => state.running += 1,
-    }
+    *state.workers(job.urgency) += 1;
     Some(job)
+}
+
+impl State {
+    /// Those who work at jobs of this urgency.
+    fn workers(&mut self, urgency: Urgency) -> &mut usize {
+        match urgency {
+            Urgency::Background => &mut self.running_background,
+            Urgency::Demand | Urgency::Trace => &mut self.running,
+        }
+    }
 }
 
 async fn work(inner: &Arc<Inner>, job: Job<crate::LayerDigest>) {
@@ -90,17 +99,16 @@ async fn work(inner: &Arc<Inner>, job: Job<crate::LayerDigest>) {
         }
         Err(Missed::Sources(why)) => fail(inner, job, Verdict::InputOutputError, why),
     }
-    let mut state = inner.lock();
-    match job.urgency {
-        Urgency::Background => state.running_background -= 1,
-        Urgency::Demand | Urgency::Trace => state.running -= 1,
-    }
-    drop(state);
+    *inner.lock().workers(job.urgency) -= 1;
     inner.wake.notify_one();
 }
 
 fn fail(inner: &Inner, job: Job<crate::LayerDigest>, verdict: Verdict, why: String) {
-    let ended = inner.lock().plan.failed(job.layer, job.span);
+    let ended = {
+        let mut state = inner.lock();
+        state.promises.broken(job.layer, job.span);
+        state.plan.failed(job.layer, job.span)
+    };
     if !ended.is_empty() {
         inner.answer(&ended, verdict);
         let layer = job.layer;
@@ -108,9 +116,80 @@ fn fail(inner: &Inner, job: Job<crate::LayerDigest>, verdict: Verdict, why: Stri
     }
 }
 
+/// A span from the peer whose turn it is, else from a registry.
+async fn fetch(
+    inner: &Arc<Inner>,
+    layer: &Arc<Layer>,
+    job: Job<crate::LayerDigest>,
+) -> Result<(), Missed> {
+    let Some(peers) = inner.peers.get() else {
+        return from_registry(inner, layer, job).await;
+    };
+    if inner.lock().promises.has(job.layer, job.span) {
+        // Somebody relies on us. Were we to rely on others for it, all might wait for each other.
+        return from_registry(inner, layer, job).await;
+    }
+    let mut peer = std::pin::pin!(peers.span(&layer.index, job.span));
+    let first = {
+        let _idle = Idle::new(inner, job.urgency);
+        tokio::time::timeout(peers.patience().hedge, &mut peer).await
+    };
+    match first {
+        Ok(Some(bytes)) => return keep(inner, layer, job.span, bytes).await,
+        Ok(None) => return from_registry(inner, layer, job).await,
+        Err(_) => {}
+    }
+    let bytes = tokio::select! {
+        Some(bytes) = &mut peer => bytes,
+        done = from_registry(inner, layer, job) => return done,
+    };
+    keep(inner, layer, job.span, bytes).await
+}
+
+/// A job that waits for a peer, whose worker is free for another: two hosts that wait for each other
+/// with all their workers would wait long.
+struct Idle<'i> {
+    inner: &'i Inner,
+    urgency: Urgency,
+}
+
+impl<'i> Idle<'i> {
+    fn new(inner: &'i Inner, urgency: Urgency) -> Self {
+        let mut state = inner.lock();
+        *state.workers(urgency) -= 1;
+        state.waiting += 1;
+        drop(state);
+        inner.wake.notify_one();
+        Self { inner, urgency }
+    }
+}
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inner.lock();
+        state.waiting -= 1;
+        *state.workers(self.urgency) += 1;
+    }
+}
+
+/// Writes a span that a peer sent and that was verified.
+async fn keep(
+    inner: &Arc<Inner>,
+    layer: &Arc<Layer>,
+    span: u32,
+    plain: bytes::Bytes,
+) -> Result<(), Missed> {
+    let (worker, target) = (Arc::clone(inner), Arc::clone(layer));
+    let kept = tokio::task::spawn_blocking(move || write(&worker, &target, span, &plain)).await;
+    match kept {
+        Ok(done) => done.map_err(Missed::Write),
+        Err(_) => Err(Missed::Sources("a worker of the filler ended".to_owned())),
+    }
+}
+
 /// Tries all sources, again and again, until the span is there. Without a reader one round is
 /// enough: what is not urgent comes up again.
-async fn fetch(
+async fn from_registry(
     inner: &Arc<Inner>,
     layer: &Arc<Layer>,
     job: Job<crate::LayerDigest>,
@@ -198,15 +277,22 @@ fn store(inner: &Arc<Inner>, layer: &Arc<Layer>, span: u32, bytes: &[u8]) -> io:
     let Ok(plain) = layer.index.decode_span(span, bytes) else {
         return Ok(false);
     };
+    write(inner, layer, span, &plain)?;
+    Ok(true)
+}
+
+/// Writes a verified span, and tells who waits for it.
+fn write(inner: &Arc<Inner>, layer: &Arc<Layer>, span: u32, plain: &[u8]) -> io::Result<()> {
     let at = layer
         .index
         .span(span)
         .map_or(0, |span| span.uncompressed.start);
-    layer.blob.write_all_at(&plain, at)?;
+    layer.blob.write_all_at(plain, at)?;
     inner.counters.spans.fetch_add(1, Ordering::Relaxed);
     let (answered, full) = {
         let mut state = inner.lock();
         let done = state.plan.done(layer.digest, span);
+        state.promises.kept(layer.digest, span, plain);
         if let Some(set) = state.plan.filled(layer.digest) {
             // Readers need not wait for a record that only saves a fetch after a restart.
             let _ = layer.filled.record(set, span);
@@ -217,7 +303,7 @@ fn store(inner: &Arc<Inner>, layer: &Arc<Layer>, span: u32, bytes: &[u8]) -> io:
     if full {
         complete(inner, layer);
     }
-    Ok(true)
+    Ok(())
 }
 
 /// A source that knows no ranges sends everything: so everything is taken. Other workers that meet

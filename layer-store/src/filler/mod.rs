@@ -10,6 +10,7 @@
 
 mod fetch;
 mod link;
+mod offer;
 mod plan;
 mod spans;
 mod trace;
@@ -20,7 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -32,6 +33,7 @@ use crate::cache::{BootId, FilledFile};
 use crate::index::LayerIndex;
 use crate::keeper::{Asked, EventId, FillerLink, Verdict};
 use crate::origin::Origin;
+use crate::peers::Peers;
 use crate::{LayerDigest, layout};
 
 /// How the filler works.
@@ -159,6 +161,9 @@ struct State {
     connection: u64,
     running: usize,
     running_background: usize,
+    /// Jobs that wait for a peer and take no worker meanwhile.
+    waiting: usize,
+    promises: offer::Promises,
 }
 
 struct Inner {
@@ -169,6 +174,7 @@ struct Inner {
     closing: AtomicBool,
     counters: FillerCounters,
     listener: Listener,
+    peers: OnceLock<Arc<Peers>>,
 }
 
 /// A running filler. Dropping it ends its threads; questions wait for the next.
@@ -213,11 +219,14 @@ impl Filler {
                 connection: 0,
                 running: 0,
                 running_background: 0,
+                waiting: 0,
+                promises: offer::Promises::default(),
             }),
             wake: Notify::new(),
             closing: AtomicBool::new(false),
             counters: FillerCounters::default(),
             listener: Arc::new(listener),
+            peers: OnceLock::new(),
         });
         let mut filler = Self {
             inner: Arc::clone(&inner),
@@ -282,9 +291,16 @@ impl Filler {
     pub fn remove(&self, layer: LayerDigest) {
         let mut state = self.inner.lock();
         state.layers.remove(&layer);
+        state.promises.forget(layer);
         let ended = state.plan.remove(layer);
         drop(state);
         self.inner.answer(&ended, Verdict::InputOutputError);
+    }
+
+    /// Asks other hosts of the fleet before the registry, from now on. The first call counts.
+    pub fn use_peers(&self, peers: Arc<Peers>) {
+        // A second set of peers would be a mistake of the caller that harms nobody.
+        let _ = self.inner.peers.set(peers);
     }
 
     /// Fetches these spans before anybody asks for them.
