@@ -10,8 +10,10 @@ use sandman_runtime_shim::config::Config;
 fn the_hosts_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/host/runtime-shim.toml");
     let config = Config::load(&path).unwrap();
-    assert_eq!(
-        config.runtime_type("sandman"),
-        Some("io.containerd.runc.v2")
-    );
+    for (handler, runtime) in [
+        ("sandman", "io.containerd.sandman.v1"),
+        ("runc", "io.containerd.runc.v2"),
+    ] {
+        assert_eq!(config.runtime_type(handler), Some(runtime));
+    }
 }
