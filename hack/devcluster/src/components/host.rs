@@ -21,8 +21,9 @@ host_path = ["/tmp", "/etc/hosts"]
 pub(super) const HOST_API_PORT: u16 = 7443;
 /// Metrics of runtime-shim, on loopback of the host's namespace.
 const METRICS_PORT: u16 = 9440;
-/// Sandboxes a host; its pod network has room for sixteen times as many.
-pub(super) const PODS: u32 = 1000;
+/// Sandboxes a host: containerd holds three descriptors of each, and may have as few as 20,000. Its
+/// pod network has room for three times as many.
+pub(super) const PODS: u32 = 5000;
 /// Part of the memory that hosts offer; the control plane runs beside them.
 const MEMORY_PERCENT: u64 = 80;
 
