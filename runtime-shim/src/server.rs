@@ -34,9 +34,11 @@ use crate::network::{Network, NetworkConfig};
 use crate::rootfs::{Overlays, RootFs, Snapshots};
 use crate::runtime::{Containerd, NAMESPACE, connect};
 use crate::sandbox::board::Board;
+use crate::sandbox::oom::SharedKills;
 use crate::sandbox::queue::CreationQueue;
 use crate::sandbox::store::Store;
 use crate::sandbox::{Host, Sandboxes};
+use crate::spec::resources::shared_cgroup;
 use crate::stats::Stats;
 use crate::users::{self, Users};
 use crate::volumes::Volumes;
@@ -250,6 +252,7 @@ async fn host(
             .context("volumes")?,
         logs,
         stats: Stats::detect().context("cgroups")?,
+        shared_kills: SharedKills::new(shared_cgroup(&config.cgroup_parent)),
         store: Store::open(&config.state_dir)?,
         board: Arc::new(Board::default()),
         queue: CreationQueue::new(width),

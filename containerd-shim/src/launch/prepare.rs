@@ -177,8 +177,8 @@ impl Launcher {
     ///
     /// # Errors
     /// The path leads out of the hierarchies.
-    pub fn cgroup(&self, path: &Path) -> io::Result<Cgroup> {
-        Cgroup::on(self.hierarchies.clone(), path)
+    pub fn cgroup(&self, path: &Path, memory: Option<&Path>) -> io::Result<Cgroup> {
+        Cgroup::on(self.hierarchies.clone(), path)?.with_memory_in(memory)
     }
 
     /// Prepares a sandbox. Blocks for system calls, but for nothing that waits on others.
@@ -352,7 +352,8 @@ impl Launcher {
             return Err(Outside::new("linux.cgroupsPath (systemd's)").into());
         }
         let step = || "make the cgroup".to_owned();
-        let cgroup = self.cgroup(path).during(step)?;
+        let cgroup = self.cgroup(path, subset.memory_cgroup.as_deref());
+        let cgroup = cgroup.during(step)?;
         cgroup.create(&subset.resources).during(step)?;
         let made = OwnCgroup(Some(cgroup.clone()));
         if let (true, Some(folder)) = (cgroup.is_v2(), cgroup.folder("memory")) {

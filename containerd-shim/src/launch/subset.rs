@@ -12,6 +12,7 @@ use oci_spec::runtime::{
 };
 
 use super::capability;
+use super::cgroup::MEMORY_ANNOTATION;
 use super::options::{self, Options};
 use super::seccomp;
 use crate::sys::mount::Attributes;
@@ -67,6 +68,8 @@ pub struct Subset {
     pub oom_score_adj: Option<i32>,
     /// cgroup and limits.
     pub cgroup: Option<PathBuf>,
+    /// The memory cgroup that it shares with others.
+    pub memory_cgroup: Option<PathBuf>,
     /// As the spec has them; only what [`check_resources`] lets through.
     pub resources: LinuxResources,
     /// Every device may be used; otherwise none but the default ones.
@@ -209,11 +212,22 @@ pub fn read(spec: &Spec) -> Inside<Subset> {
         terminal,
         oom_score_adj,
         cgroup: linux.cgroups_path().clone(),
+        memory_cgroup: memory_cgroup(spec, &resources),
         resources,
         all_devices,
         agent,
         namespaces,
     })
+}
+
+/// Shared only by those who have no limit of their own to keep.
+fn memory_cgroup(spec: &Spec, resources: &LinuxResources) -> Option<PathBuf> {
+    let said = |value: Option<i64>| value.is_some_and(|value| value != 0);
+    let limited = resources.memory().is_some_and(|memory| {
+        said(memory.limit()) || said(memory.swap()) || said(memory.reservation())
+    });
+    let named = spec.annotations().as_ref()?.get(MEMORY_ANNOTATION)?;
+    (!limited).then(|| PathBuf::from(named))
 }
 
 fn check_linux(linux: &Linux) -> Inside<()> {

@@ -20,7 +20,7 @@ impl Cgroups {
         Ok(Self::from_text(&membership, &mounts))
     }
 
-    /// Folder of a v1 controller.
+    /// Folder of a v1 controller. There is none for memory that counts together with others'.
     pub(crate) fn controller(&self, name: &str) -> Option<&Path> {
         self.by_controller.get(name).map(PathBuf::as_path)
     }
@@ -56,6 +56,21 @@ impl Cgroups {
                     cgroups.by_controller.insert(controller.to_owned(), dir);
                 }
             }
+        }
+        let below = |name: &str| {
+            let line = membership.lines().find_map(|line| {
+                let (_, rest) = line.split_once(':')?;
+                let (controllers, path) = rest.split_once(':')?;
+                controllers
+                    .split(',')
+                    .any(|own| own == name)
+                    .then_some(path)
+            });
+            line.map(str::to_owned)
+        };
+        // Every sandbox has these two; where they part, memory is shared.
+        if below("pids").is_some_and(|pids| below("memory") != Some(pids)) {
+            cgroups.by_controller.remove("memory");
         }
         // Beside v1 controllers, v2 has none of those that count here.
         if cgroups.by_controller.contains_key("memory") || cgroups.by_controller.contains_key("cpu")
@@ -131,6 +146,9 @@ mod tests {
             Some(Path::new("/sys/fs/cgroup/cpu,cpuacct/a"))
         );
         assert_eq!(mixed.unified(), None);
+
+        let shared = "5:memory:/a\n4:cpu,cpuacct:/a/b\n3:pids:/a/b\n";
+        assert_eq!(Cgroups::from_text(shared, v1).controller("memory"), None);
 
         let alone = Cgroups::from_text("0::/u/v\n", v2);
         assert_eq!(

@@ -25,19 +25,23 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// For the container of `pid`. Begin before its command starts: a kill may be the first thing
-    /// that happens.
-    pub(crate) fn new(pid: i32) -> io::Result<Self> {
+    /// that happens. `None` where its memory counts together with others': a kill there says
+    /// nothing of this one.
+    pub(crate) fn new(pid: i32) -> io::Result<Option<Self>> {
         let cgroups = Cgroups::of(pid)?;
         let (source, dir) = match (cgroups.unified(), cgroups.controller("memory")) {
-            (Some(dir), _) => (watch_file(&dir.join("memory.events"))?, dir),
+            (Some(dir), _) => match watch_file(&dir.join("memory.events")) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                source => (source?, dir),
+            },
             (None, Some(dir)) => (watch_event(dir)?, dir),
-            (None, None) => return Err(io::Error::other("no memory controller")),
+            (None, None) => return Ok(None),
         };
-        Ok(Self {
+        Ok(Some(Self {
             kills: kills(dir),
             source,
             dir: dir.to_owned(),
-        })
+        }))
     }
 
     /// Waits for the next kill; false when the cgroup is gone.

@@ -15,6 +15,9 @@ pub(crate) enum Maker {
     Launcher {
         /// As the spec names it.
         cgroup: Option<PathBuf>,
+        /// The one that its memory counts in, if not by itself.
+        #[serde(default)]
+        memory_cgroup: Option<PathBuf>,
     },
     /// runc, called so.
     Runc(Settings),

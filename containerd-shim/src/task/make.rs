@@ -65,6 +65,7 @@ impl Task {
             maker: match &own {
                 Some(own) => Maker::Launcher {
                     cgroup: own.subset.cgroup.clone(),
+                    memory_cgroup: own.subset.memory_cgroup.clone(),
                 },
                 None => Maker::Runc(request.runc.clone()),
             },
@@ -136,11 +137,21 @@ impl Task {
                 let container = container(shared, &record.id, settings);
                 (Backend::Runc(container), record.started)
             }
-            (Maker::Launcher { cgroup }, Some(launcher)) => {
+            (
+                Maker::Launcher {
+                    cgroup,
+                    memory_cgroup,
+                },
+                Some(launcher),
+            ) => {
                 // The gate goes when the start is through; the record follows it.
                 let started = record.started || gate.is_none();
                 let (processes, id) = (&shared.processes, &record.id);
-                let sandbox = Sandbox::adopt(launcher, processes, id, cgroup.as_deref(), gate)?;
+                let cgroup = cgroup.as_deref();
+                let cgroup = cgroup.map(|path| launcher.cgroup(path, memory_cgroup.as_deref()));
+                let cgroup = cgroup.transpose();
+                let cgroup = cgroup.map_err(TaskError::io("taking a sandbox over"))?;
+                let sandbox = Sandbox::adopt(launcher, processes, id, cgroup, gate)?;
                 (Backend::Own(sandbox), started)
             }
             (Maker::Launcher { .. }, None) => {
@@ -310,7 +321,7 @@ async fn discard(shared: &Shared, record: &Record) {
     let dir = shared.task_dir(&record.id);
     let removed = match &record.maker {
         Maker::Runc(settings) => container(shared, &record.id, settings).delete(true).await,
-        Maker::Launcher { cgroup } => {
+        Maker::Launcher { cgroup, .. } => {
             remove_own(&shared.processes, &record.id, cgroup.as_deref()).await
         }
     };
@@ -369,14 +380,19 @@ pub(crate) async fn remove_left(dir: &Path, id: &str, bundle: &Path) -> Result<R
             let runc = Runc::new(settings.clone(), dir.clone(), None);
             Container::new(runc, id).delete(true).await?;
         }
-        (Maker::Launcher { cgroup }, Some(processes)) => {
+        (Maker::Launcher { cgroup, .. }, Some(processes)) => {
             remove_own(processes, id, cgroup.as_deref()).await?;
         }
-        (Maker::Launcher { cgroup: Some(path) }, None) => {
+        (
+            Maker::Launcher {
+                cgroup: Some(path), ..
+            },
+            None,
+        ) => {
             let cgroup = Cgroup::open(path).map_err(TaskError::io("linux.cgroupsPath"))?;
             own::remove_cgroup(cgroup).await?;
         }
-        (Maker::Launcher { cgroup: None }, None) => {}
+        (Maker::Launcher { cgroup: None, .. }, None) => {}
     }
     if let Some(processes) = &processes {
         processes.end(&Name::Task(id), END).await;

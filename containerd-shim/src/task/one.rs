@@ -133,9 +133,10 @@ impl Task {
         self.follow_oom(stats::oom::Watch::new(self.init.state().pid));
     }
 
-    fn follow_oom(self: &Arc<Self>, watch: std::io::Result<stats::oom::Watch>) {
+    fn follow_oom(self: &Arc<Self>, watch: std::io::Result<Option<stats::oom::Watch>>) {
         let mut watch = match watch {
-            Ok(watch) => watch,
+            Ok(Some(watch)) => watch,
+            Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, id = self.id, "no events for lack of memory");
                 return;

@@ -125,18 +125,17 @@ impl Sandbox {
         launcher: &Arc<Launcher>,
         processes: &Arc<Processes>,
         id: &str,
-        cgroup: Option<&Path>,
+        cgroup: Option<Cgroup>,
         gate: Option<OwnedFd>,
     ) -> Result<Self> {
         let words = "taking a sandbox over";
         let gate = gate.map(Gate::from_fd).transpose();
-        let cgroup = cgroup.map(|path| launcher.cgroup(path)).transpose();
         Ok(Self {
             id: id.to_owned(),
             launcher: Arc::clone(launcher),
             processes: Arc::clone(processes),
             gate: Mutex::new(gate.map_err(TaskError::io(words))?),
-            cgroup: cgroup.map_err(TaskError::io(words))?,
+            cgroup,
         })
     }
 

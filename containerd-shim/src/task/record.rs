@@ -105,6 +105,7 @@ mod tests {
             stdio: Names::default(),
             maker: Maker::Launcher {
                 cgroup: Some("/c".into()),
+                memory_cgroup: Some("/m".into()),
             },
             pid: 7,
             started: true,

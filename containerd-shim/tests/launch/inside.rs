@@ -381,7 +381,7 @@ async fn cgroups_limit_freeze_and_go() {
     cgroup.remove().unwrap();
     // Ours to tidy: the parent that the first one made.
     host.launcher
-        .cgroup(&host.cgroup)
+        .cgroup(&host.cgroup, None)
         .unwrap()
         .remove()
         .unwrap();
@@ -449,7 +449,7 @@ async fn a_further_process_joins_the_sandbox() {
     host.exit_of(&init).await;
     cgroup.remove().unwrap();
     host.launcher
-        .cgroup(&host.cgroup)
+        .cgroup(&host.cgroup, None)
         .unwrap()
         .remove()
         .unwrap();

@@ -79,7 +79,7 @@ async fn two_hundred_sandboxes() {
         cgroup.remove().unwrap();
     }
     host.launcher
-        .cgroup(&host.cgroup)
+        .cgroup(&host.cgroup, None)
         .unwrap()
         .remove()
         .unwrap();

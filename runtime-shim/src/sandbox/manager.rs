@@ -24,7 +24,7 @@ use super::validate::{Refusal, check, is_uid, same_host_port};
 use super::view::View;
 use super::worker::{Inbox, Shared, Worker};
 use crate::runtime::{ContainerRecord, RuntimeEvent};
-use crate::spec::resources::{Qos, cpu_shares, qos};
+use crate::spec::resources::{Qos, cpu_shares, qos, shared_cgroup};
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -104,6 +104,7 @@ impl Sandboxes {
             entries: Mutex::new(HashMap::new()),
             burstable_shares: AtomicU64::new(0),
         });
+        sandboxes.bound_shared_memory();
         sandboxes.adopt(records, found).await;
         sandboxes.weigh_burstable(&sandboxes.lock());
         tokio::spawn(follow(sandboxes.clone(), events));
@@ -206,6 +207,16 @@ impl Sandboxes {
             .report(&uid)
             .map(|report| report.pod_ip.clone())
             .unwrap_or_default())
+    }
+
+    /// Pods without limits share a memory cgroup: together they have what the host gives to pods.
+    fn bound_shared_memory(&self) {
+        let path = shared_cgroup(&self.host.limits.cgroup_parent);
+        let bytes = self.allocatable.memory_bytes;
+        let bounded = self.host.stats.limit_memory(&path.to_string_lossy(), bytes);
+        if let Err(error) = bounded {
+            warn!(cgroup = %path.display(), %error, "cannot bound the memory of pods without limits");
+        }
     }
 
     /// Burstable pods together weigh what they requested, and so stand up to guaranteed ones

@@ -9,7 +9,7 @@ pub mod identity;
 pub mod jobs;
 pub mod live;
 pub mod manager;
-mod oom;
+pub mod oom;
 pub mod plan;
 pub mod probe;
 pub mod queue;

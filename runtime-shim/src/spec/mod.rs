@@ -128,6 +128,9 @@ pub fn pod_label(sandbox: &v1::SandboxSpec) -> String {
     format!("{}_{}({})", sandbox.name, sandbox.namespace, sandbox.uid)
 }
 
+/// Where the memory of a container counts, if not by itself; for our own containerd shim.
+const MEMORY_ANNOTATION: &str = "sandman.dev/memory-cgroup";
+
 /// cgroup of a sandbox, below that of its QoS class.
 #[must_use]
 pub fn sandbox_cgroup(parent: &Path, sandbox: &v1::SandboxSpec) -> PathBuf {
@@ -286,6 +289,10 @@ pub fn build(
         .build()?;
     // The hostname is set once in the pod's UTS namespace.
     spec.set_hostname(None);
+    if let Some(memory) = resources::shared_memory(&host.cgroup_parent, sandbox) {
+        let annotation = (MEMORY_ANNOTATION.to_owned(), memory.display().to_string());
+        spec.set_annotations(Some(HashMap::from([annotation])));
+    }
     Ok(spec)
 }
 

@@ -1,6 +1,8 @@
 //! cgroup values of a container, by the kubelet's formulas (pkg/kubelet/cm/helpers_linux.go and
 //! pkg/kubelet/qos/policy.go).
 
+use std::path::{Path, PathBuf};
+
 use oci_spec::runtime::{
     LinuxCpuBuilder, LinuxDeviceCgroupBuilder, LinuxMemoryBuilder, LinuxPidsBuilder,
     LinuxResources, LinuxResourcesBuilder,
@@ -137,6 +139,20 @@ impl Qos {
             Self::BestEffort => Some("besteffort"),
         }
     }
+}
+
+/// The memory cgroup that sandboxes without requests and limits share: those of a sandbox of its
+/// own would cost the kernel more than the sandbox does, and bound nothing. Their class never
+/// changes, so none of them is ever given a limit.
+#[must_use]
+pub fn shared_memory(parent: &Path, sandbox: &v1::SandboxSpec) -> Option<PathBuf> {
+    (qos(sandbox) == Qos::BestEffort).then(|| shared_cgroup(parent))
+}
+
+/// The cgroup of the class whose sandboxes share their memory cgroup.
+#[must_use]
+pub fn shared_cgroup(parent: &Path) -> PathBuf {
+    parent.join(Qos::BestEffort.cgroup().unwrap_or_default())
 }
 
 /// What the cgroup of a whole pod is set to.

@@ -93,6 +93,28 @@ fn build_in(
 }
 
 #[test]
+fn only_those_without_any_wish_share_their_memory_cgroup() {
+    let shared = |spec: &Spec| {
+        let annotations = spec.annotations().as_ref()?;
+        annotations.get(MEMORY_ANNOTATION).cloned()
+    };
+    let plain = build_with(&host(), &container(), &[]).unwrap();
+    assert_eq!(
+        shared(&plain).as_deref(),
+        Some("/sandman/host-0/besteffort")
+    );
+    let mut wishing = container();
+    wishing.resources = Some(v1::ContainerResources {
+        cpu_request_millis: 1,
+        ..Default::default()
+    });
+    let mut pod = sandbox();
+    pod.containers.push(wishing.clone());
+    let spec = build_in(&host(), &pod, &wishing, &[]).unwrap();
+    assert_eq!(shared(&spec), None);
+}
+
+#[test]
 fn a_plain_container_is_confined_and_runs_below_the_agent() {
     let spec = build_with(&host(), &container(), &[]).unwrap();
     let process = spec.process().as_ref().unwrap();

@@ -2,13 +2,16 @@
 //! what, and how a cgroup is removed.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use sandman_protocol::v1::Usage;
 
-use super::parse::{keyed, single};
+use super::parse::{anonymous_pages, keyed, single};
 use crate::spec::resources::{PERIOD, PodLimits};
+
+/// Processes of one cgroup whose memory is looked at one by one.
+const MAX_PROCESSES: usize = 4096;
 
 /// The mounted hierarchies of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +78,14 @@ impl Hierarchies {
 
     pub(super) fn usage(&self, path: &Path) -> io::Result<Usage> {
         match self {
-            Self::V2 { root } => usage_v2(&root.join(path)),
+            Self::V2 { root } => {
+                let folder = root.join(path);
+                let mut usage = usage_v2(&folder)?;
+                if !folder.join("memory.current").exists() {
+                    add_anonymous(&mut usage, &folder)?;
+                }
+                Ok(usage)
+            }
             Self::V1 {
                 cpuacct,
                 memory,
@@ -83,7 +93,12 @@ impl Hierarchies {
                 ..
             } => {
                 let pids = pids.as_ref().map(|root| root.join(path));
-                usage_v1(&cpuacct.join(path), &memory.join(path), pids.as_deref())
+                let (cpuacct, memory) = (cpuacct.join(path), memory.join(path));
+                let mut usage = usage_v1(&cpuacct, &memory, pids.as_deref())?;
+                if !memory.exists() {
+                    add_anonymous(&mut usage, &cpuacct)?;
+                }
+                Ok(usage)
             }
         }
     }
@@ -122,6 +137,21 @@ impl Hierarchies {
                 fs::write(group.join("memory.limit_in_bytes"), memory("-1"))
             }
         }
+    }
+
+    pub(super) fn limit_memory(&self, path: &Path, bytes: u64) -> io::Result<()> {
+        let (group, file) = match self {
+            Self::V2 { root } => {
+                make_v2(root, path)?;
+                (root.join(path), "memory.max")
+            }
+            Self::V1 { memory, .. } => {
+                let group = memory.join(path);
+                fs::create_dir_all(&group)?;
+                (group, "memory.limit_in_bytes")
+            }
+        };
+        fs::write(group.join(file), bytes.to_string())
     }
 
     pub(super) fn weigh(&self, path: &Path, cpu_shares: u64) -> io::Result<()> {
@@ -188,6 +218,39 @@ fn unescape(text: &str) -> PathBuf {
     ))
 }
 
+/// Fills in the memory of a cgroup that counts none, because its memory counts together with
+/// others': what its processes have for themselves, without files.
+fn add_anonymous(usage: &mut Usage, folder: &Path) -> io::Result<()> {
+    let mut processes = Vec::new();
+    collect(folder, &mut processes)?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
+    let page = page.and_then(|bytes| u64::try_from(bytes).ok());
+    let pages: u64 = processes
+        .into_iter()
+        .take(MAX_PROCESSES)
+        // One that ends in this moment has none.
+        .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/statm")).ok())
+        .filter_map(|statm| anonymous_pages(&statm))
+        .sum();
+    let bytes = pages.saturating_mul(page.unwrap_or(4096));
+    usage.memory_usage_bytes = bytes;
+    usage.memory_working_set_bytes = bytes;
+    usage.memory_rss_bytes = bytes;
+    Ok(())
+}
+
+/// Processes of a cgroup and of those below it.
+fn collect(folder: &Path, processes: &mut Vec<u32>) -> io::Result<()> {
+    let own = read(folder.join("cgroup.procs"))?;
+    processes.extend(own.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+    for entry in fs::read_dir(folder)?.flatten() {
+        if processes.len() < MAX_PROCESSES && entry.file_type()?.is_dir() {
+            collect(&entry.path(), processes)?;
+        }
+    }
+    Ok(())
+}
+
 /// A missing controller counts nothing; a missing cgroup is an error.
 fn read(path: PathBuf) -> io::Result<String> {
     match fs::read_to_string(path) {
@@ -223,7 +286,7 @@ fn usage_v2(path: &Path) -> io::Result<Usage> {
 }
 
 fn usage_v1(cpuacct: &Path, memory: &Path, pids: Option<&Path>) -> io::Result<Usage> {
-    fs::metadata(memory)?;
+    fs::metadata(cpuacct)?;
     let stat = read(memory.join("memory.stat"))?;
     let usage = single(&read(memory.join("memory.usage_in_bytes"))?).unwrap_or_default();
     let inactive_file = keyed(&stat, "total_inactive_file").unwrap_or_default();
@@ -262,6 +325,12 @@ fn remove_tree(path: &Path) -> io::Result<()> {
         if entry.file_type()?.is_dir() {
             remove_tree(&entry.path())?;
         }
+    }
+    // Pages of files that it read would keep a removed v1 memory cgroup, and what the kernel holds
+    // for it, until memory is short. Other cgroups have no such file.
+    let mut options = fs::OpenOptions::new();
+    if let Ok(mut empty) = options.write(true).open(path.join("memory.force_empty")) {
+        let _ = empty.write_all(b"0");
     }
     match fs::remove_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -348,6 +417,30 @@ mod tests {
         assert_eq!((usage.cpu_nanos, usage.memory_working_set_bytes), (9, 1900));
         assert_eq!((usage.memory_rss_bytes, usage.processes), (301, 3));
         assert!(v1.usage(Path::new("gone")).is_err());
+    }
+
+    #[test]
+    fn memory_that_counts_with_others_is_that_of_the_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cpuacct/pod/c");
+        fs::create_dir_all(&path).unwrap();
+        // The second one has ended.
+        let processes = format!("{}\n4194305\n", std::process::id());
+        fs::write(path.join("cgroup.procs"), processes).unwrap();
+        let root = folder.path().join("cpuacct");
+        let v1 = Hierarchies::V1 {
+            cpu: None,
+            cpuacct: root.clone(),
+            memory: folder.path().join("memory"),
+            pids: None,
+            all: vec![root.clone()],
+        };
+        for hierarchies in [v1, Hierarchies::V2 { root }] {
+            // Those below count, too.
+            let usage = hierarchies.usage(Path::new("pod")).unwrap();
+            assert!(usage.memory_rss_bytes > 100_000);
+            assert_eq!(usage.memory_working_set_bytes, usage.memory_rss_bytes);
+        }
     }
 
     #[test]

@@ -76,6 +76,14 @@ impl Stats {
         self.hierarchies.weigh(relative(path)?, cpu_shares)
     }
 
+    /// Makes a cgroup, if it is not there, in which no more memory than this can be used.
+    ///
+    /// # Errors
+    /// The kernel refuses the value.
+    pub fn limit_memory(&self, path: &str, bytes: u64) -> io::Result<()> {
+        self.hierarchies.limit_memory(relative(path)?, bytes)
+    }
+
     /// Removes a cgroup without processes, and those below it, from every
     /// hierarchy; succeeds if it is not there.
     ///

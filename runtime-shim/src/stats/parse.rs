@@ -15,6 +15,14 @@ pub(super) fn single(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
+/// Pages of `/proc/PID/statm` that are in memory and no file's.
+pub(super) fn anonymous_pages(statm: &str) -> Option<u64> {
+    let mut fields = statm.split_whitespace().skip(1);
+    let mut pages = || fields.next()?.parse::<u64>().ok();
+    let (resident, shared) = (pages()?, pages()?);
+    resident.checked_sub(shared)
+}
+
 /// Value in bytes of a line such as `MemTotal:  1024 kB`.
 fn meminfo(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {

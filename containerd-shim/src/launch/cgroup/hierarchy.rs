@@ -95,20 +95,27 @@ fn parse(mounts: &str) -> Option<Hierarchies> {
     }
 }
 
-/// Hands our controllers down to the parent of `path`, as far as the host has them.
-pub(super) fn delegate(root: &Path, path: &Path) -> io::Result<()> {
+/// Hands our controllers down to the parent of `path`, as far as the host has them; memory no
+/// further than to `shared`, whose descendants count theirs together.
+pub(super) fn delegate(root: &Path, path: &Path, shared: Option<&Path>) -> io::Result<()> {
     let mut folder = root.to_owned();
+    let mut below = PathBuf::new();
     for part in path {
         let available =
             std::fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
-        for controller in DELEGATED {
-            if available.split_whitespace().any(|name| name == controller) {
+        let together = shared.is_some_and(|shared| below.starts_with(shared));
+        let handed = DELEGATED
+            .iter()
+            .filter(|it| !(together && **it == "memory"));
+        for controller in handed {
+            if available.split_whitespace().any(|name| name == *controller) {
                 let file = folder.join("cgroup.subtree_control");
                 super::write(&file, &format!("+{controller}"))
                     .map_err(|e| super::context(&e, "write to", &file))?;
             }
         }
         folder.push(part);
+        below.push(part);
         match std::fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(super::context(&error, "make", &folder));
@@ -121,7 +128,33 @@ pub(super) fn delegate(root: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn memory_is_handed_down_to_the_one_who_shares_it() {
+        let root = tempfile::tempdir().unwrap();
+        let controllers = |below: &str| {
+            let folder = root.path().join(below);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+            fs::write(folder.join("cgroup.subtree_control"), "").unwrap();
+        };
+        for below in ["", "h", "h/besteffort", "h/besteffort/pod"] {
+            controllers(below);
+        }
+        let path = Path::new("h/besteffort/pod/c");
+        delegate(root.path(), path, Some(Path::new("h/besteffort"))).unwrap();
+        assert!(root.path().join(path).is_dir());
+        // Commands to the kernel, which a file keeps over each other: of the longest the end stays.
+        let handed = |below: &str| {
+            fs::read_to_string(root.path().join(below).join("cgroup.subtree_control")).unwrap()
+        };
+        for (below, kept) in [("", "+pidsry"), ("h", "+pidsry"), ("h/besteffort", "+pids")] {
+            assert_eq!(handed(below), kept, "{below:?}");
+        }
+    }
 
     #[test]
     fn hierarchies_are_found_in_the_mounts() {

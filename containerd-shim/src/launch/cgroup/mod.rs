@@ -2,6 +2,9 @@
 //!
 //! No cpuset, devices or named hierarchy: making a cgroup there costs more the more there are. A
 //! v1 freezer is made when something is to be frozen. What was there before, we leave.
+//!
+//! A sandbox without a memory limit may be put into a memory cgroup that it shares: each of its
+//! own costs the kernel memory in proportion to all mounts that there ever were.
 
 mod hierarchy;
 mod values;
@@ -21,12 +24,16 @@ use crate::zygote::gate::words;
 /// v1 hierarchies that each sandbox has a folder in.
 const CONTROLLERS: [&str; 4] = ["memory", "cpu", "cpuacct", "pids"];
 const FREEZER: &str = "freezer";
+/// Annotation of a spec without a memory limit: the memory cgroup that the sandbox shares.
+pub const MEMORY_ANNOTATION: &str = "sandman.dev/memory-cgroup";
 
 /// A cgroup by its path; holds nothing open and can be made again from the path at any time.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     hierarchies: Hierarchies,
     path: PathBuf,
+    /// Where its memory counts, if not by itself.
+    memory: Option<PathBuf>,
 }
 
 fn context(error: &io::Error, what: &str, path: &Path) -> io::Error {
@@ -50,25 +57,28 @@ impl Cgroup {
     /// # Errors
     /// `path` leads out of them.
     pub fn on(hierarchies: Hierarchies, path: &Path) -> io::Result<Self> {
-        use std::path::Component;
-        let relative: PathBuf = path
-            .components()
-            .filter(|part| *part != Component::RootDir)
-            .collect();
-        let normal = |part| matches!(part, Component::Normal(_));
-        if relative.as_os_str().is_empty() || !relative.components().all(normal) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "linux.cgroupsPath {:?} is no path below the root",
-                    path.display()
-                ),
-            ));
-        }
         Ok(Self {
             hierarchies,
-            path: relative,
+            path: relative(path, "linux.cgroupsPath")?,
+            memory: None,
         })
+    }
+
+    /// The same, with its memory counted in a cgroup above it, which others share.
+    ///
+    /// # Errors
+    /// `path` is none above it.
+    pub fn with_memory_in(mut self, path: Option<&Path>) -> io::Result<Self> {
+        let memory = path.map(|path| relative(path, MEMORY_ANNOTATION));
+        self.memory = memory.transpose()?;
+        let memory = self.memory.as_ref();
+        if memory.is_some_and(|it| *it == self.path || !self.path.starts_with(it)) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{MEMORY_ANNOTATION} is no cgroup above linux.cgroupsPath"),
+            ));
+        }
+        Ok(self)
     }
 
     /// Its path below the root of each hierarchy.
@@ -92,13 +102,23 @@ impl Cgroup {
     }
 
     fn folders(&self) -> Vec<PathBuf> {
+        let shared = self.memory.is_some() && !self.is_v2();
         let mut folders: Vec<PathBuf> = CONTROLLERS
             .iter()
+            .filter(|controller| !(shared && **controller == "memory"))
             .filter_map(|controller| self.folder(controller))
             .collect();
         // Several controllers may share one v1 mount; on v2 all do.
         folders.dedup();
         folders
+    }
+
+    /// The folder that its memory counts in with that of others; v1.
+    fn shared_memory(&self) -> Option<PathBuf> {
+        match (&self.memory, &self.hierarchies) {
+            (Some(path), Hierarchies::Legacy(roots)) => Some(roots.get("memory")?.join(path)),
+            _ => None,
+        }
     }
 
     /// Makes the folders and sets the limits. Made already and without processes is fine.
@@ -107,9 +127,9 @@ impl Cgroup {
     /// Processes are in it, or a limit is refused; the text names file and value.
     pub fn create(&self, resources: &LinuxResources) -> io::Result<()> {
         if let Hierarchies::Unified(root) = &self.hierarchies {
-            hierarchy::delegate(root, &self.path)?;
+            hierarchy::delegate(root, &self.path, self.memory.as_deref())?;
         }
-        for folder in self.folders() {
+        for folder in self.folders().into_iter().chain(self.shared_memory()) {
             fs::create_dir_all(&folder).map_err(|e| context(&e, "make", &folder))?;
         }
         if !self.pids()?.is_empty() {
@@ -131,6 +151,13 @@ impl Cgroup {
         } else {
             values::legacy(resources)
         };
+        if self.memory.is_some() && writes.iter().any(|write| write.controller == "memory") {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "linux.resources.memory: this sandbox shares its memory cgroup with others, and can \
+                 have no limit of its own",
+            ));
+        }
         let mut last = Ok(());
         for values::Write {
             controller,
@@ -186,7 +213,12 @@ impl Cgroup {
             file.map(OwnedFd::from)
                 .map_err(|e| context(&e, "open", &path))
         };
-        self.folders().iter().map(open).collect()
+        let folders = self.folders();
+        folders
+            .iter()
+            .chain(&self.shared_memory())
+            .map(open)
+            .collect()
     }
 
     /// Processes in it and below, as this PID namespace numbers them.
@@ -195,7 +227,8 @@ impl Cgroup {
     /// Reading fails; a folder that is not there has none.
     pub fn pids(&self) -> io::Result<Vec<i32>> {
         let mut pids = Vec::new();
-        if let Some(folder) = self.folder("pids").or_else(|| self.folder("memory")) {
+        let any = || self.folders().into_iter().next();
+        if let Some(folder) = self.folder("pids").or_else(any) {
             collect(&folder, &mut pids)?;
         }
         Ok(pids)
@@ -337,6 +370,22 @@ impl Cgroup {
     }
 }
 
+fn relative(path: &Path, field: &str) -> io::Result<PathBuf> {
+    use std::path::Component;
+    let relative: PathBuf = path
+        .components()
+        .filter(|part| *part != Component::RootDir)
+        .collect();
+    let normal = |part| matches!(part, Component::Normal(_));
+    if relative.as_os_str().is_empty() || !relative.components().all(normal) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{field} {:?} is no path below the root", path.display()),
+        ));
+    }
+    Ok(relative)
+}
+
 fn no_freezer() -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,
@@ -385,8 +434,56 @@ fn remove(folder: &Path) -> io::Result<()> {
     for child in below(folder)? {
         remove(&child)?;
     }
+    // Pages of files that it read would keep a removed v1 memory cgroup, and what the kernel holds
+    // for it, until memory is short. Other folders have no such file.
+    let _ = write(&folder.join("memory.force_empty"), "0");
     match fs::remove_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn legacy(root: &Path) -> Hierarchies {
+        let roots = CONTROLLERS.map(|name| (name.to_owned(), root.join(name)));
+        Hierarchies::Legacy(roots.into())
+    }
+
+    #[test]
+    fn shared_memory_is_joined_and_neither_limited_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = legacy(dir.path());
+        let cgroup = Cgroup::on(host, Path::new("/h/class/pod/c")).unwrap();
+        for outside in ["/h/other", "/h/class/pod/c", "/"] {
+            let refused = cgroup.clone().with_memory_in(Some(Path::new(outside)));
+            assert!(refused.is_err(), "{outside}");
+        }
+        let cgroup = cgroup.with_memory_in(Some(Path::new("/h/class"))).unwrap();
+        cgroup.create(&LinuxResources::default()).unwrap();
+        let shared = dir.path().join("memory/h/class");
+        assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+        assert!(dir.path().join("pids/h/class/pod/c").is_dir());
+
+        for folder in cgroup.folders().into_iter().chain([shared.clone()]) {
+            fs::write(folder.join("cgroup.procs"), "").unwrap();
+        }
+        assert_eq!(cgroup.procs().unwrap().len(), CONTROLLERS.len());
+        // Those of its neighbours are none of its own.
+        fs::write(shared.join("cgroup.procs"), "4194305\n").unwrap();
+        assert!(cgroup.pids().unwrap().is_empty());
+
+        let limit = serde_json::json!({"memory": {"limit": 4096}});
+        let limit = serde_json::from_value(limit).unwrap();
+        let refused = cgroup.update(&limit).unwrap_err().to_string();
+        assert!(refused.starts_with("linux.resources.memory"), "{refused}");
+
+        for folder in cgroup.folders() {
+            fs::remove_file(folder.join("cgroup.procs")).unwrap();
+        }
+        cgroup.remove().unwrap();
+        assert!(shared.is_dir() && !dir.path().join("pids/h/class/pod/c").exists());
     }
 }

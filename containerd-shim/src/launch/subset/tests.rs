@@ -64,6 +64,21 @@ fn parsed(spec: Value) -> Inside<Subset> {
 }
 
 #[test]
+fn a_shared_memory_cgroup_is_for_those_without_a_limit() {
+    let shared = |mut spec: Value| {
+        spec["annotations"] = json!({MEMORY_ANNOTATION: "/a"});
+        read(&serde_json::from_value(spec).unwrap())
+            .unwrap()
+            .memory_cgroup
+    };
+    assert_eq!(shared(base()), None);
+    for memory in [json!({}), json!({"limit": 0})] {
+        let unlimited = shared(with("/linux/resources/memory", memory));
+        assert_eq!(unlimited.as_deref(), Some(Path::new("/a")));
+    }
+}
+
+#[test]
 fn an_ordinary_spec_is_read_whole() {
     let subset = parsed(base()).unwrap();
     let process = &subset.process;

@@ -16,6 +16,8 @@ use crate::sandbox::oom;
 /// Longest termination message (`MaxContainerTerminationMessageLength` of the kubelet).
 const MAX_MESSAGE: usize = 4096;
 const RETRY: Duration = Duration::from_secs(2);
+/// Exit code of a process that was killed.
+const SIGKILLED: i32 = 128 + libc::SIGKILL;
 
 /// An attempt that has ended.
 #[derive(Clone, Debug)]
@@ -42,7 +44,8 @@ pub struct Last {
 pub async fn collect(host: &Host, last: &Last, log: Option<ContainerLog>) -> Termination {
     let cgroup = last.cgroup.join(&last.container_id);
     // Asked first: the runtime removes the cgroup with the task.
-    let out_of_memory = oom::killed(&cgroup);
+    let out_of_memory =
+        oom::killed(&cgroup).unwrap_or_else(|| last.code == SIGKILLED && host.shared_kills.take());
     while let Err(error) = host.runtime.delete_task(&last.container_id).await {
         if !error.is_unavailable() {
             // A task that cannot be deleted now is deleted with its container.

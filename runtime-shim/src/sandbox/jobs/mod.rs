@@ -32,6 +32,7 @@ use super::board::Board;
 use super::facts::{Termination, VolumePaths};
 use super::identity::{Identity, Kind};
 use super::live::Waiting;
+use super::oom::SharedKills;
 use super::queue::{CreationQueue, Permit};
 use super::store::Store;
 use super::view::Streams;
@@ -68,6 +69,8 @@ pub struct Host {
     pub logs: LogStore,
     /// cgroups and usage.
     pub stats: Stats,
+    /// Kills for want of memory among containers without a limit.
+    pub shared_kills: SharedKills,
     /// Durable records.
     pub store: Store,
     /// Reports and events.
