@@ -157,7 +157,7 @@ pub(crate) async fn warm(
     deadline: Duration,
 ) -> anyhow::Result<()> {
     let hosts = match subject {
-        Subject::Sandman => session.hosts,
+        Subject::Sandman | Subject::Containerd => session.hosts,
         Subject::Null | Subject::Kubelet => 1,
     };
     let plan = Plan {

@@ -3,9 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
-/// Kibibytes in a megabyte, as results give memory.
-const KIB_PER_MB: f64 = 1e6 / 1024.0;
-
 /// Where the pods of one cluster leave traces, apart from what others do on the machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -68,27 +65,6 @@ impl fmt::Display for Census {
     }
 }
 
-/// Memory that the machine can still give, in MB.
-pub(crate) fn available_mb() -> Option<f64> {
-    kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:").map(|kib| kib / KIB_PER_MB)
-}
-
-/// Memory of the kernel's own that it cannot give back, in MB. What it keeps for cgroups and
-/// superblocks follows the most there ever was since the machine started.
-pub(crate) fn kernel_mb() -> Option<f64> {
-    kib(&fs::read_to_string("/proc/meminfo").ok()?, "SUnreclaim:").map(|kib| kib / KIB_PER_MB)
-}
-
-/// Memory of these processes and this one, shared pages by their share, in MB.
-pub(crate) fn resident_mb(pids: &[u32]) -> Option<f64> {
-    let mut sum = 0.0;
-    for pid in pids.iter().copied().chain([std::process::id()]) {
-        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-        sum += kib(&text, "Pss:")?;
-    }
-    Some(sum / KIB_PER_MB)
-}
-
 fn ours(mountinfo: &str, marks: &[String]) -> usize {
     mountinfo
         .lines()
@@ -124,24 +100,9 @@ fn tree(dir: &Path) -> io::Result<(usize, usize)> {
     Ok((cgroups, processes))
 }
 
-/// A figure of a file whose lines are `Name: 123 kB`.
-fn kib(text: &str, name: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_have_names() {
-        let text = "MemTotal:       100 kB\nMemAvailable:    50 kB\n";
-        assert_eq!(kib(text, "MemAvailable:"), Some(50.0));
-        assert_eq!(kib(text, "SUnreclaim:"), None);
-        assert!(available_mb().unwrap() > 0.0 && kernel_mb().unwrap() > 0.0);
-        assert!(resident_mb(&[]).unwrap() > 0.1);
-    }
 
     #[test]
     fn mounts_of_others_do_not_count() {

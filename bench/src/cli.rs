@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -42,6 +42,12 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     /// Hold many pods at once: all Ready, what each costs, and nothing left when they are gone.
     Density(DensityArgs),
+    /// Create sandboxes through one host's containerd, and run commands over its API: how long
+    /// either takes with few and with many there.
+    Host(HostArgs),
+    /// Pods that come and go for long: whether the last take longer than the first, and what is
+    /// left behind.
+    Soak(SoakArgs),
     /// Move bytes through one pod's exec, port-forward and log: MB a second, each byte compared.
     Stream(StreamArgs),
     /// Count requests to the API server: of an idle node, and for the lives of pods.
@@ -106,6 +112,9 @@ pub(crate) struct DensityArgs {
     /// Pods at once.
     #[arg(long, default_value = "1000")]
     pub(crate) count: NonZeroUsize,
+    /// Pods with a memory limit of their own at once, afterwards; 0 for none.
+    #[arg(long, default_value = "500")]
+    pub(crate) limited: usize,
     /// Pods requested and not yet Ready at once.
     #[arg(long, default_value = "32")]
     pub(crate) window: NonZeroUsize,
@@ -121,6 +130,53 @@ pub(crate) struct DensityArgs {
     /// Pods at once on a peer, which holds fewer.
     #[arg(long, default_value = "100")]
     pub(crate) peer_count: NonZeroUsize,
+}
+
+/// Arguments of `host`.
+#[derive(Debug, Args)]
+pub(crate) struct HostArgs {
+    /// Sandboxes there when the first are measured.
+    #[arg(long, default_value = "100")]
+    pub(crate) few: NonZeroUsize,
+    /// Sandboxes there when the last are measured.
+    #[arg(long, default_value = "6000")]
+    pub(crate) many: NonZeroUsize,
+    /// Sandboxes whose creation is measured, at either number.
+    #[arg(long, default_value = "200")]
+    pub(crate) samples: NonZeroUsize,
+    /// Creations a second while they are measured, whether or not earlier ones have ended.
+    #[arg(long, default_value = "50")]
+    pub(crate) rate: NonZeroU32,
+    /// Commands run, one after the other, at either number.
+    #[arg(long, default_value = "200")]
+    pub(crate) execs: NonZeroUsize,
+    /// Containers of containerd's own runc shim measured beside; 0 for none.
+    #[arg(long, default_value = "50")]
+    pub(crate) peer_count: usize,
+    /// Their creations a second.
+    #[arg(long, default_value = "2")]
+    pub(crate) peer_rate: NonZeroU32,
+    /// Seconds in which the few pods that are the model must be Ready, and again gone.
+    #[arg(long, default_value = "300", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+}
+
+/// Arguments of `soak`.
+#[derive(Debug, Args)]
+pub(crate) struct SoakArgs {
+    /// Pods created in all.
+    #[arg(long, default_value = "1000")]
+    pub(crate) creates: NonZeroUsize,
+    /// Pods that are on their way, there, or on their way out at once.
+    #[arg(long, default_value = "32")]
+    pub(crate) window: NonZeroUsize,
+    /// Seconds in which each pod must be Ready, and again gone.
+    #[arg(long, default_value = "300", value_parser = seconds)]
+    pub(crate) deadline: Duration,
+    /// File that progress is kept in: with the same file and cluster, the next run goes on where
+    /// this one was stopped.
+    #[arg(long)]
+    pub(crate) progress: Option<PathBuf>,
 }
 
 /// Whom to measure, and how often.

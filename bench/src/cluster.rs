@@ -1,10 +1,13 @@
 //! The cluster under test: found or started, with the peers' nodes and a namespace of the bench's
 //! own in it. What was started or made here is ended and removed at the end.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -30,6 +33,7 @@ pub(crate) struct Cluster {
     started: bool,
     peers: Vec<Subject>,
     made: Option<Session>,
+    endings: Vec<BoxFuture<'static, anyhow::Result<()>>>,
 }
 
 /// How to work on the cluster.
@@ -53,9 +57,17 @@ pub(crate) struct Session {
     pub(crate) runtime: Option<String>,
     /// Who asked the API server for what.
     pub(crate) audit_log: Option<AuditLog>,
+    /// All that `hack/dev env` says.
+    variables: BTreeMap<String, String>,
 }
 
 impl Session {
+    /// What `hack/dev env` says of something.
+    pub(crate) fn variable(&self, name: &str) -> anyhow::Result<&str> {
+        let value = self.variables.get(name).map(String::as_str);
+        value.with_context(|| format!("`hack/dev env` does not give {name}"))
+    }
+
     /// The bench's pods.
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
@@ -71,6 +83,7 @@ impl Cluster {
             started: false,
             peers: Vec::new(),
             made: None,
+            endings: Vec::new(),
         }
     }
 
@@ -107,6 +120,7 @@ impl Cluster {
             },
             runtime: variables.get("SANDMAN_RUNTIME").cloned(),
             audit_log: variables.get("SANDMAN_AUDIT_LOG").map(AuditLog::new),
+            variables: variables.clone(),
         };
         if subjects.contains(&Subject::Sandman) && session.hosts == 0 {
             bail!("the dev cluster has no hosts; run `hack/dev down`, or give --peers-only");
@@ -122,17 +136,34 @@ impl Cluster {
     /// Processes of the control plane, by the names of `hack/dev status`.
     pub(crate) async fn control_plane(&self) -> anyhow::Result<Vec<u32>> {
         const NAMES: [&str; 4] = ["etcd", "apiserver", "controller-manager", "scheduler"];
-        let status = self.dev.status().await?;
-        let components = status["components"].as_array().cloned().unwrap_or_default();
-        let pids: Vec<u32> = components
+        let components = self.components().await?;
+        let pids: Vec<u32> = NAMES
             .iter()
-            .filter(|one| NAMES.iter().any(|name| one["component"] == *name))
-            .filter_map(|one| one["pid"].as_u64()?.try_into().ok())
+            .filter_map(|name| components.get(*name).copied())
             .collect();
         if pids.len() != NAMES.len() {
             bail!("`hack/dev status` does not show {}", NAMES.join(", "));
         }
         Ok(pids)
+    }
+
+    /// Processes of all components that run, by the names of `hack/dev status`.
+    pub(crate) async fn components(&self) -> anyhow::Result<BTreeMap<String, u32>> {
+        let status = self.dev.status().await?;
+        let rows = status["components"].as_array().cloned().unwrap_or_default();
+        let pids = rows.iter().filter_map(|row| {
+            let pid = row["pid"].as_u64()?.try_into().ok()?;
+            Some((row["component"].as_str()?.to_owned(), pid))
+        });
+        Ok(pids.collect())
+    }
+
+    /// Has something done at the end, however the measuring ends.
+    pub(crate) fn at_end(
+        &mut self,
+        ending: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) {
+        self.endings.push(ending.boxed());
     }
 
     /// Runtime of Sandman's pods, if the cluster is open and says.
@@ -174,11 +205,14 @@ impl Cluster {
     /// Ends and removes what this bench started and made. Goes on after a failure, and reports
     /// the first.
     pub(crate) async fn clean(&mut self) -> anyhow::Result<()> {
+        let mut result = Ok(());
+        for ending in std::mem::take(&mut self.endings) {
+            result = result.and(ending.await);
+        }
         if self.started {
             self.started = false;
-            return self.dev.run(&["down"]).await;
+            return result.and(self.dev.run(&["down"]).await);
         }
-        let mut result = Ok(());
         let Some(session) = self.made.take() else {
             return result;
         };

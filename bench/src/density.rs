@@ -2,6 +2,7 @@
 //! is its own; then all are looked at from every side, used, and removed without a trace.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -11,19 +12,18 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, AttachParams};
 use tokio::io::AsyncReadExt;
-use tokio::process::Command;
 
 use crate::batch::{Batch, Plan, warm};
-use crate::census::{self, Census, Place};
+use crate::census::{Census, Place};
 use crate::cli::DensityArgs;
 use crate::cluster::{Cluster, Session};
-use crate::pod::{CONTAINER, Progress, progress, sleeper};
-use crate::report::{Metric, Metrics, Report, Round, latencies};
+use crate::ctr;
+use crate::memory::{self, Memory};
+use crate::pod::{CONTAINER, Progress, limited_sleeper, progress, sleeper};
+use crate::report::{Case, Metric, Metrics, Report, Round, latencies};
 use crate::stats::median;
 use crate::subject::{Subject, subjects};
 
-/// containerd's namespace of the sandboxes.
-const CONTAINERD_NAMESPACE: &str = "sandman";
 /// A command that takes longer has failed.
 const EXEC_WITHIN: Duration = Duration::from_secs(30);
 /// Commands at once.
@@ -42,99 +42,127 @@ pub(crate) async fn run(cluster: &mut Cluster, arguments: &DensityArgs) -> anyho
     let subjects = subjects(&arguments.peers, false);
     let session = cluster.open(&subjects).await?;
     let control_plane = cluster.control_plane().await?;
-    if let Some(kernel) = census::kernel_mb() {
-        tracing::info!(
-            kernel_mb = kernel.round(),
-            "what the kernel keeps for cgroups and mounts follows the most there ever was since \
-             boot: after an earlier run with more, these figures are too high"
-        );
-    }
-    let mut results = Vec::new();
+    tell_of_traps(&session)?;
+    let (mut plain, mut limited) = (Vec::new(), Vec::new());
     for &subject in &subjects {
         let count = match subject {
             Subject::Kubelet => arguments.peer_count.get(),
-            Subject::Sandman | Subject::Null => arguments.count.get(),
+            Subject::Sandman | Subject::Null | Subject::Containerd => arguments.count.get(),
         };
         warm(&session, subject, arguments.deadline).await?;
-        let round = turn(&session, subject, count, &control_plane, arguments).await?;
+        let turn = Turn {
+            session: &session,
+            control_plane: &control_plane,
+            arguments,
+            subject,
+        };
+        plain.push((
+            subject,
+            count,
+            vec![turn.run("plain", count, sleeper).await?],
+        ));
+        // Hosts that do no work have no memory of theirs to limit.
+        let count = arguments.limited.min(count);
+        if count > 0 && subject != Subject::Null {
+            let round = turn.run("limited", count, limited_sleeper).await?;
+            limited.push((subject, count, vec![round]));
+        }
+    }
+    let mut cases = vec![Case::sized("plain", plain)];
+    if !limited.is_empty() {
+        cases.push(Case::sized("limited", limited));
+    }
+    Ok(Report::of_cases("density", &cases))
+}
+
+/// Figures may be worse than they would be on another machine, or on this one after a start.
+fn tell_of_traps(session: &Session) -> anyhow::Result<()> {
+    if let Some(kb) = memory::memory_cgroup_kb(&session.place.cgroup_parent) {
+        tracing::info!(
+            kb_each = kb.round(),
+            "a memory cgroup costs the kernel this much here; it follows the most mounts there \
+             ever were since the machine started: after a run with more, figures are too high"
+        );
+    }
+    let state = Path::new(session.variable("SANDMAN_STATE_DIR")?);
+    match memory::file_system(state) {
+        Some((kind, None)) => tracing::info!(kind, "file system of the state folder"),
+        Some((kind, Some(word))) => {
+            tracing::warn!(kind, "file system of the state folder, {word}");
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// One subject's.
+struct Turn<'a> {
+    session: &'a Session,
+    control_plane: &'a [u32],
+    arguments: &'a DensityArgs,
+    subject: Subject,
+}
+
+impl Turn<'_> {
+    async fn run(
+        &self,
+        case: &str,
+        count: usize,
+        manifest: fn(&str, &str, &str, &str) -> serde_json::Value,
+    ) -> anyhow::Result<Round> {
+        let (session, subject) = (self.session, self.subject);
+        let counted = Census::take(&session.place)?;
+        let memory = Memory::measure(self.control_plane)?;
+        let plan = Plan {
+            subject,
+            name: format!("density-{case}-{}", subject.name()),
+            pods: count,
+            concurrency: self.arguments.window.get(),
+            window: Some(self.arguments.window.get()),
+            deadline: self.arguments.deadline,
+            manifest,
+        };
+        let (batch, outcome) = Batch::create(session, plan).await?;
+        let full = Memory::measure(self.control_plane)?;
+
+        let mut failed = outcome.failures.len();
+        let pods = batch.list().await?;
+        failed += not_ready(&pods);
+        if subject == Subject::Sandman {
+            failed += unknown_to_containerd(session, &pods).await?;
+        }
+        let mut metrics = creation(&outcome.latencies, outcome.span);
+        // Hosts that do no work run no commands.
+        if subject != Subject::Null {
+            let (wrong, milliseconds) = commands(session, &pods, self.arguments.execs).await;
+            failed += wrong;
+            metrics.extend(median(&milliseconds).map(|p50| (Metric::ExecP50Ms, p50)));
+        }
+        let control = full.control_mb - memory.control_mb;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a count of pods is far below 2^52"
+        )]
+        let each = (memory.available_mb - full.available_mb - control) / count as f64;
+        metrics.insert(Metric::MemMbEach, each);
+        metrics.insert(Metric::ControlMb, control);
+
+        batch.remove().await?;
+        back(&session.place, counted).await?;
+        let after = Memory::measure(self.control_plane)?;
+        let control = after.control_mb - memory.control_mb;
+        let left = memory.available_mb - after.available_mb - control;
+        metrics.insert(Metric::LeftMb, left);
         tracing::info!(
             subject = subject.name(),
+            case,
             count,
-            failed = round.failed,
-            "measured"
+            failed,
+            full = %full.since(&memory),
+            after = %after.since(&memory),
+            "measured; what memory was spent on with all there, and after they were gone"
         );
-        results.push((subject, count, vec![round]));
-    }
-    let rows = results
-        .iter()
-        .map(|(subject, n, rounds)| (*subject, *n, rounds));
-    Ok(Report::sized("density", rows))
-}
-
-async fn turn(
-    session: &Session,
-    subject: Subject,
-    count: usize,
-    control_plane: &[u32],
-    arguments: &DensityArgs,
-) -> anyhow::Result<Round> {
-    let counted = Census::take(&session.place)?;
-    let memory = Memory::measure(control_plane)?;
-    let plan = Plan {
-        subject,
-        name: format!("density-{}", subject.name()),
-        pods: count,
-        concurrency: arguments.window.get(),
-        window: Some(arguments.window.get()),
-        deadline: arguments.deadline,
-        manifest: sleeper,
-    };
-    let (batch, outcome) = Batch::create(session, plan).await?;
-    let full = Memory::measure(control_plane)?;
-
-    let mut failed = outcome.failures.len();
-    let pods = batch.list().await?;
-    failed += not_ready(&pods);
-    if subject == Subject::Sandman {
-        failed += unknown_to_containerd(session, &pods).await?;
-    }
-    let mut metrics = creation(&outcome.latencies, outcome.span);
-    // Hosts that do no work run no commands.
-    if subject != Subject::Null {
-        let (wrong, milliseconds) = commands(session, &pods, arguments.execs).await;
-        failed += wrong;
-        metrics.extend(median(&milliseconds).map(|p50| (Metric::ExecP50Ms, p50)));
-    }
-    let control = full.control_mb - memory.control_mb;
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a count of pods is far below 2^52"
-    )]
-    let each = (memory.available_mb - full.available_mb - control) / count as f64;
-    metrics.insert(Metric::MemMbEach, each);
-    metrics.insert(Metric::ControlMb, control);
-
-    batch.remove().await?;
-    back(&session.place, counted).await?;
-    let after = Memory::measure(control_plane)?;
-    let left = memory.available_mb - after.available_mb - (after.control_mb - memory.control_mb);
-    metrics.insert(Metric::LeftMb, left);
-    Ok(Round { failed, metrics })
-}
-
-/// Memory of the machine at one moment.
-struct Memory {
-    available_mb: f64,
-    control_mb: f64,
-}
-
-impl Memory {
-    fn measure(control_plane: &[u32]) -> anyhow::Result<Self> {
-        Ok(Self {
-            available_mb: census::available_mb().context("/proc/meminfo")?,
-            control_mb: census::resident_mb(control_plane)
-                .context("the control plane does not run any more")?,
-        })
+        Ok(Round { failed, metrics })
     }
 }
 
@@ -182,22 +210,9 @@ fn not_ready(pods: &[Pod]) -> usize {
 async fn unknown_to_containerd(session: &Session, pods: &[Pod]) -> anyhow::Result<usize> {
     let wanted: BTreeSet<String> = pods.iter().filter_map(container_id).collect();
     let mut running = BTreeSet::new();
-    let (ctr, sockets) = &session.containerd;
+    let (program, sockets) = &session.containerd;
     for socket in sockets {
-        let output = Command::new(ctr)
-            .arg("--address")
-            .arg(socket)
-            .args(["--namespace", CONTAINERD_NAMESPACE, "tasks", "ls"])
-            .kill_on_drop(true)
-            .output()
-            .await
-            .with_context(|| format!("cannot run {}", ctr.display()))?;
-        ensure!(
-            output.status.success(),
-            "ctr tasks ls: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        running.extend(running_tasks(&String::from_utf8_lossy(&output.stdout)));
+        running.extend(ctr::running_tasks(program, socket).await?);
     }
     let missing = wanted.difference(&running).count();
     let other = running.difference(&wanted).count();
@@ -207,23 +222,10 @@ async fn unknown_to_containerd(session: &Session, pods: &[Pod]) -> anyhow::Resul
     Ok(missing + other)
 }
 
-fn container_id(pod: &Pod) -> Option<String> {
+pub(crate) fn container_id(pod: &Pod) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = statuses.first()?.container_id.as_deref()?;
     Some(id.strip_prefix("containerd://")?.to_owned())
-}
-
-/// Ids of the running ones in the table `TASK PID STATUS`.
-fn running_tasks(table: &str) -> Vec<String> {
-    table
-        .lines()
-        .skip(1)
-        .filter_map(|line| {
-            let mut columns = line.split_whitespace();
-            let id = columns.next()?;
-            (columns.nth(1)? == "RUNNING").then(|| id.to_owned())
-        })
-        .collect()
 }
 
 /// Runs a command in pods picked at random, whose answer is different in each. Gives the number
@@ -314,12 +316,6 @@ mod tests {
         assert_eq!(metrics[&Metric::LastP50Ms], 38.5);
         assert_eq!(metrics[&Metric::RatePerS], 10.0);
         assert!(creation(&[], Duration::ZERO).is_empty());
-    }
-
-    #[test]
-    fn running_tasks_are_read_from_the_table() {
-        let table = "TASK    PID    STATUS    \na-main-0    12    RUNNING\nb    0    STOPPED\n\n";
-        assert_eq!(running_tasks(table), ["a-main-0"]);
     }
 
     #[test]

@@ -13,12 +13,16 @@ mod burst;
 mod census;
 mod cli;
 mod cluster;
+mod ctr;
 mod density;
 mod dev;
 mod exec;
+mod host;
 mod machine;
+mod memory;
 mod pod;
 mod report;
+mod soak;
 mod stats;
 mod stream;
 mod subject;
@@ -30,6 +34,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::{Receiver, Sender};
 use tracing_subscriber::EnvFilter;
 
 use self::cli::{Cli, Command};
@@ -70,21 +75,40 @@ async fn run(cli: &Cli) -> anyhow::Result<Report> {
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
     let mut cluster = Cluster::new(&cli.dev);
-    let measured = tokio::select! {
-        measured = measure(&mut cluster, cli) => measured,
-        name = interrupted() => Err(anyhow::anyhow!("{}", name?)),
-    };
+    let measured = measured(&mut cluster, cli).await;
     let cleaned = cluster.clean().await;
     let report = measured?;
     cleaned?;
     Ok(report)
 }
 
-async fn measure(cluster: &mut Cluster, cli: &Cli) -> anyhow::Result<Report> {
+/// Measures until the end or an interrupt. A bench that has something to tell before its end is
+/// asked for it first.
+async fn measured(cluster: &mut Cluster, cli: &Cli) -> anyhow::Result<Report> {
+    let stop = Sender::new(false);
+    let mut measure = Box::pin(measure(cluster, cli, stop.subscribe()));
+    if matches!(cli.command, Command::Soak(_)) {
+        tokio::select! {
+            measured = &mut measure => return measured,
+            name = interrupted() => {
+                tracing::info!("{}: stopping; once more to give up", name?);
+                stop.send_replace(true);
+            }
+        }
+    }
+    tokio::select! {
+        measured = measure => measured,
+        name = interrupted() => Err(anyhow::anyhow!("{}", name?)),
+    }
+}
+
+async fn measure(cluster: &mut Cluster, cli: &Cli, stop: Receiver<bool>) -> anyhow::Result<Report> {
     let report = match &cli.command {
         Command::Burst(arguments) => burst::run(cluster, arguments).await,
         Command::Exec(arguments) => exec::run(cluster, arguments).await,
         Command::Density(arguments) => density::run(cluster, arguments).await,
+        Command::Host(arguments) => Box::pin(host::run(cluster, arguments)).await,
+        Command::Soak(arguments) => soak::run(cluster, arguments, stop).await,
         Command::Stream(arguments) => stream::run(cluster, arguments).await,
         Command::ApiCost(arguments) => api_cost::run(cluster, arguments).await,
     }?;

@@ -41,6 +41,19 @@ pub(crate) fn sleeper(name: &str, batch: &str, node: &str, image: &str) -> serde
     })
 }
 
+/// The same with a memory limit of its own, and next to no request, so that it fits anywhere.
+pub(crate) fn limited_sleeper(
+    name: &str,
+    batch: &str,
+    node: &str,
+    image: &str,
+) -> serde_json::Value {
+    let mut pod = sleeper(name, batch, node, image);
+    pod["spec"]["containers"][0]["resources"] =
+        json!({"requests": {"memory": "64Ki"}, "limits": {"memory": "64Mi"}});
+    pod
+}
+
 /// What a bench wants to know of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {

@@ -50,9 +50,25 @@ pub(crate) enum Metric {
     ControlMb,
     /// What the machine had less of after all pods were gone, in MB.
     LeftMb,
+    /// Sandboxes that were there before those that are measured.
+    Held,
+    /// [`Metric::P50Ms`] with many there, divided by that with few.
+    #[serde(rename = "many_by_few")]
+    Flatness,
+    /// [`Metric::P50Ms`] of the last, divided by that of the first.
+    LastByFirst,
+    /// Descriptors that daemons hold more than before.
+    FilesMore,
+    /// Memory cgroups that the machine has more than before, dying ones included.
+    MemoryCgroupsMore,
 }
 
 impl Metric {
+    /// Whether the share of a peer's figure says anything.
+    fn is_comparable(self) -> bool {
+        !matches!(self, Self::Held | Self::Flatness)
+    }
+
     fn heading(self) -> &'static str {
         match self {
             Self::RatePerS => "RATE/S",
@@ -73,6 +89,11 @@ impl Metric {
             Self::MemMbEach => "MB EACH",
             Self::ControlMb => "CONTROL MB",
             Self::LeftMb => "LEFT MB",
+            Self::Held => "HELD",
+            Self::Flatness => "MANY/FEW",
+            Self::LastByFirst => "LAST/FIRST",
+            Self::FilesMore => "FILES +",
+            Self::MemoryCgroupsMore => "MEMCG +",
         }
     }
 }
@@ -105,14 +126,20 @@ pub(crate) struct Round {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     name: &'static str,
-    n: usize,
-    subjects: Vec<(Subject, Vec<Round>)>,
+    subjects: Vec<(Subject, usize, Vec<Round>)>,
 }
 
 impl Case {
     /// `n` is the number of operations in a round.
     pub(crate) fn new(name: &'static str, n: usize, subjects: Vec<(Subject, Vec<Round>)>) -> Self {
-        Self { name, n, subjects }
+        let sized = subjects.into_iter();
+        let sized = sized.map(|(subject, rounds)| (subject, n, rounds));
+        Self::sized(name, sized.collect())
+    }
+
+    /// The same, where `n` differs from subject to subject.
+    pub(crate) fn sized(name: &'static str, subjects: Vec<(Subject, usize, Vec<Round>)>) -> Self {
+        Self { name, subjects }
     }
 }
 
@@ -171,7 +198,7 @@ impl Report {
             .iter()
             .flat_map(|case| {
                 let subjects = case.subjects.iter();
-                let sized = subjects.map(|(subject, rounds)| (*subject, case.n, rounds));
+                let sized = subjects.map(|(subject, n, rounds)| (*subject, *n, rounds));
                 rows(bench, Some(case.name), sized)
             })
             .collect();
@@ -280,6 +307,7 @@ impl Row {
         let metrics = self
             .metrics
             .iter()
+            .filter(|(metric, _)| metric.is_comparable())
             .filter_map(|(metric, ours)| Some((*metric, ratio(*ours, *peer.metrics.get(metric)?)?)))
             .collect();
         Self {

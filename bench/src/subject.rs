@@ -14,6 +14,9 @@ pub(crate) enum Subject {
     Null,
     /// A kubelet with containerd and runc.
     Kubelet,
+    /// containerd's own runc shim on a host of Sandman's, without a kubelet.
+    #[value(skip)]
+    Containerd,
 }
 
 impl Subject {
@@ -23,13 +26,14 @@ impl Subject {
             Self::Sandman => "sandman",
             Self::Null => "null",
             Self::Kubelet => "kubelet",
+            Self::Containerd => "containerd",
         }
     }
 
     /// What `hack/dev start` calls a peer; Sandman itself is part of every dev cluster.
     pub(crate) fn component(self) -> Option<&'static str> {
         match self {
-            Self::Sandman => None,
+            Self::Sandman | Self::Containerd => None,
             Self::Null => Some("vnode-null"),
             Self::Kubelet => Some("kubelet-peer"),
         }
@@ -38,7 +42,7 @@ impl Subject {
     /// Name of its Node object.
     pub(crate) fn node(self) -> &'static str {
         match self {
-            Self::Sandman => "sandman",
+            Self::Sandman | Self::Containerd => "sandman",
             Self::Null => "sandman-null",
             Self::Kubelet => "peer-0",
         }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use sandman_certs::User;
 
-use crate::components::{KUBELET_API_PORT, NODE, PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER};
+use crate::components::{
+    FLEET, HOST_API_PORT, KUBELET_API_PORT, NODE, PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER,
+};
 use crate::layout::Layout;
-use crate::net::{Member, endpoint};
+use crate::net::{Member, NetNs, endpoint};
 use crate::pki;
 use crate::settings::Settings;
 
@@ -55,6 +57,27 @@ pub(crate) fn variables(layout: &Layout) -> anyhow::Result<BTreeMap<&'static str
                 .map(|host| layout.containerd_socket(host).display().to_string())
                 .collect::<Vec<_>>()
                 .join(":"),
+        ),
+        // Their APIs, which only their own namespaces reach; and who may use them.
+        (
+            "SANDMAN_HOST_API",
+            Member::hosts(settings.hosts)
+                .map(|host| format!("{host}={}", endpoint(host, HOST_API_PORT)))
+                .collect::<Vec<_>>()
+                .join(","),
+        ),
+        (
+            "SANDMAN_HOST_NETNS",
+            Member::hosts(settings.hosts)
+                .map(|host| NetNs::named(&layout.netns_name(host)))
+                .map(|namespace| namespace.path().display().to_string())
+                .collect::<Vec<_>>()
+                .join(":"),
+        ),
+        ("SANDMAN_FLEET", FLEET.to_owned()),
+        (
+            "SANDMAN_FLEET_TLS",
+            layout.fleet_dir().join("vnode").display().to_string(),
         ),
         (
             "SANDMAN_KUBE_DEV",

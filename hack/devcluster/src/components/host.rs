@@ -18,7 +18,7 @@ host_ports = true
 host_path = ["/tmp", "/etc/hosts"]
 "#;
 /// Port of the host API.
-pub(super) const HOST_API_PORT: u16 = 7443;
+pub(crate) const HOST_API_PORT: u16 = 7443;
 /// Metrics of runtime-shim, on loopback of the host's namespace.
 const METRICS_PORT: u16 = 9440;
 /// Sandboxes a host: containerd holds three descriptors of each, and may have as few as 20,000. Its

@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::{
     control_plane::{APISERVER_PORT, CONTROLLER_MANAGER},
     dns::DNS,
+    host::HOST_API_PORT,
     kubelet::PEER,
     probe::{Probe, ProbeContext},
     registry::{PASSWORD, PRIVATE_PORT, REGISTRY_PORT, USER},
